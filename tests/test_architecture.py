@@ -105,7 +105,7 @@ BUDGETS = {
     "models": 3715,
     "rank": 1192,
     "recipes": 1683,
-    "rewards": 1567,
+    "rewards": 1578,
     "rollout": 3152,
     "run": 2565,
     "single_controller": 1575,

@@ -67,7 +67,26 @@ def test_acc_of_any_function_says_what_is_correct(file: str):
 
 def test_same_names_are_numbered(file: str):
     verdict = custom_verdict(f"{file}:right+{file}:right", "mine", "1", "1", {})
-    assert verdict.score == 2.0 and verdict.extras == {"right_1": 1.0, "right_2": 1.0}
+    assert verdict.score == 2.0 and verdict.extras == {"mine.right_1": 1.0, "mine.right_2": 1.0}
+
+
+def test_names_of_results_keep_their_meaning(tmp_path: Path):
+    """Functions may be called as the keys of results are, and be objects without a name."""
+    source = """
+import functools
+
+def score(solution_str, **kwargs):
+    return 0.25
+
+def correctness(solution_str, **kwargs):
+    return {"score": 0.5, "acc": False}
+
+half = functools.partial(score)
+"""
+    file = user_code(tmp_path, source)
+    verdict = custom_verdict(f"{file}:score+{file}:correctness+{file}:half", "mine", "1", "1", {})
+    assert (verdict.score, verdict.correct) == (1.0, False)
+    assert verdict.extras == {"mine.score": 0.25, "mine.correctness": 0.5, "half": 0.25}
 
 
 def test_function_must_apply_to_every_response(file: str, refused):

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 REQUIRED = inspect.Parameter.empty
@@ -16,7 +17,7 @@ class NoFunctionApplies(ValueError):
 
 
 def weighted_sum(
-    parts: Sequence[tuple[float, Callable[..., Any]]],
+    parts: Sequence[tuple[float, str, Callable[..., Any]]],
     shared: Sequence[str],
     read: Callable[[Any], tuple[float, bool, dict[str, Any]]],
 ) -> Callable[..., Any]:
@@ -27,23 +28,23 @@ def weighted_sum(
     ``acc`` says so or, without one, if the first that applies gives a score above 0. Coroutines wait together.
 
     Args:
-        parts: Weight and function of each summand.
+        parts: Weight, import path and function of each summand.
         shared: Names of the arguments that every function is given; others are given to functions with a parameter of
             that name.
         read: Function that returns the score, correctness and extra values of a result.
     """
-    names = _names([function for _, function in parts])
-    wanted = [_keywords(function, shared) for _, function in parts]
-    waits = [inspect.iscoroutinefunction(function) for _, function in parts]
+    names, functions = _names([path for _, path, _ in parts]), [function for _, _, function in parts]
+    wanted = [_keywords(function, shared) for function in functions]
+    waits = [inspect.iscoroutinefunction(function) for function in functions]
 
     def call(place: int, arguments: Mapping[str, Any]) -> Any:
         given = {name: value for name, value in arguments.items() if name in wanted[place]}
-        return parts[place][1](**given)
+        return functions[place](**given)
 
     def joined(results: Sequence[Any]) -> dict[str, Any]:
         score, extras = 0.0, dict[str, Any]()
         correct: tuple[bool, bool] | None = None  # whether a function says so by a key, and what it says
-        for (weight, _), name, result in zip(parts, names, results, strict=True):
+        for (weight, _, _), name, result in zip(parts, names, results, strict=True):
             if result is None:
                 continue
             value, is_correct, more = read(result)
@@ -57,18 +58,20 @@ def weighted_sum(
         return {**extras, "score": score, "acc": correct[1]}
 
     def combined(**arguments: Any) -> dict[str, Any]:
-        return joined([call(place, arguments) for place in range(len(parts))])
+        results = (call(place, arguments) for place in range(len(parts)))
+        # A decorated coroutine function does not look like one.
+        return joined([asyncio.run(result) if inspect.iscoroutine(result) else result for result in results])
 
     async def awaited(**arguments: Any) -> dict[str, Any]:
         async def one(place: int) -> Any:
             result = call(place, arguments)
-            return await result if waits[place] else result
+            return await result if inspect.isawaitable(result) else result
 
         return joined(await asyncio.gather(*map(one, range(len(parts)))))
 
     function: Any = awaited if any(waits) else combined
     further = dict.fromkeys(name for keywords in wanted for name in keywords if name not in shared)
-    needed = {name for _, function in parts for name in _without_default(function)}
+    needed = {name for function in functions for name in _without_default(function)}
     kinds = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=REQUIRED if name in needed else None)
         for name in [*shared, *further]
@@ -77,9 +80,17 @@ def weighted_sum(
     return function  # type: ignore[no-any-return]
 
 
-def _names(functions: Sequence[Callable[..., Any]]) -> list[str]:
-    """Return the names of functions, numbered where they are the same."""
-    names = [function.__name__ for function in functions]
+def _names(paths: Sequence[str]) -> list[str]:
+    """Return a name for each function: its own or, if that is a key of results or not the only one, with its module's.
+
+    Names that are still the same are numbered.
+    """
+    own = [path.rpartition(":")[2] for path in paths]
+    modules = [PurePath(path.rpartition(":")[0].removesuffix(".py")).name for path in paths]
+    names = [
+        f"{module}.{name}" if name in ("score", *CORRECT_KEYS) or own.count(name) > 1 else name
+        for name, module in zip(own, modules, strict=True)
+    ]
     return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 

@@ -67,7 +67,7 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
     """
     parts = summands(path)
     if parts != [(1.0, path)]:
-        loaded = [(weight, load_function(part, keywords)) for weight, part in parts]
+        loaded = [(weight, part, load_function(part, keywords)) for weight, part in parts]
         return weighted_sum(loaded, [*ARGUMENTS, *keywords], _read_result)
     function: Callable[..., Any] = load_code(path, FIELD)
     try:
