@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from verl.config.checks import Group, NotNegativeInt, PositiveFloat, PositiveInt, Seconds, require_import_path
+from verl.config.checks import Group, NotNegativeInt, PositiveFloat, PositiveInt, Seconds, require, require_import_path
 from verl.config.common import ModelConfig
 
 EXACT = ("reverse_kl", "forward_kl", "jsd")
@@ -36,6 +36,9 @@ class TeacherServerConfig(Group):
     def check(self) -> None:
         fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
         self.require(self.address is None or self.address.startswith(("http://", "https://")), "address", fix)
+        # The address appears in files and messages.
+        fix = "must have no user and password; set OPENAI_API_KEY"
+        require("@" not in (self.address or ""), "address", "...", fix)
 
     def with_model(self, name: str) -> Self:
         """Return the same options with the model's name."""

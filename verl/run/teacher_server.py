@@ -5,7 +5,6 @@ The server is vLLM's (``vllm serve``), or another whose ``/v1/completions`` take
 
 import asyncio
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from verl.batch import Batch
 from verl.cluster.failures import MachineError
 from verl.config.errors import ConfigError
 from verl.config.teacher import TeacherServerConfig
+from verl.utils.portable import printable
 
 KEY = "OPENAI_API_KEY"
 """Environment variable with the server's key, if it needs one; the key appears in no message."""
@@ -45,6 +45,9 @@ TEXTS = (
     *("\u0645\u0631\u062d\u0628\u0627", "\U0001f600\U0001f44d\U0001f3fd", "e\u0301\u200b|"),
 )
 """Texts of many kinds to compare tokenizers on, before those of the run."""
+
+LOWEST = -1e30
+"""Lowest log-probability to take for one, which float32 holds."""
 
 FIRST_PAUSE_S = 1.0
 """Seconds before the first repetition of a request; each further pause is twice as long."""
@@ -131,10 +134,10 @@ class TeacherServer:
             listed = answer["choices"][0]["prompt_logprobs"]
             pairs = zip(listed[1:], row[1:], strict=True)
             values = [0.0, *(float(entry[str(token)]["logprob"]) for entry, token in pairs)]
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError):
             fix = "the teacher needs a server that returns prompt_logprobs, such as vllm serve"
             raise ServerError(f"answered without the log-probabilities of the prompt; {fix}", again=False) from None
-        if not all(-math.inf < value <= 0 for value in values):
+        if not all(LOWEST < value <= 0 for value in values):
             raise ServerError("answered log-probabilities that are not finite numbers of at most 0", again=False)
         return values
 
@@ -165,9 +168,10 @@ class TeacherServer:
                         raise ServerError(f"{url} answered more than {limit} bytes", again=False)
         except TimeoutError:
             raise ServerError(f"{url} did not answer within {self.options.timeout_s:g} s", again=True) from None
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, ValueError, OSError) as error:  # an address or a key that no request can have
             raise ServerError(f"{url} does not answer ({' '.join(str(error).split()):.200})", again=True) from None
-        text = data.decode(errors="replace")
+        # A server may repeat the key that it was given.
+        text = data.decode(errors="replace").replace(os.environ.get(KEY) or "\0", "***")
         if answer.status != 200:
             said = f"{url} answered {answer.status}: {' '.join(text.split()):.200}"
             raise ServerError(said, again=answer.status in REPEATED)
@@ -201,7 +205,7 @@ class TeacherServer:
             (name,) = models
         if name not in models:
             fix = "set teacher.server.model to one of them"
-            raise ServerError(f"has the models {', '.join(models)}; {fix}", again=False)
+            raise ServerError(f"has the models {printable(', '.join(models)):.500}; {fix}", again=False)
         length = models[name]
         self.limit = length if isinstance(length, int) else None
         self.options = self.options.with_model(name)
