@@ -34,7 +34,10 @@ Values = Mapping[str, npt.NDArray[np.float64]]
 
 def read_values(file: pq.ParquetFile) -> Values:
     """Read the columns in ``FIGURES`` that a sample file has, without values that are not finite or too large."""
-    names = [name for name in FIGURES if name in file.schema_arrow.names]
+    # Text that is stored once and repeated a million times is not read.
+    numbers = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
+    types = {field.name: field.type for field in file.schema_arrow}
+    names = [name for name in FIGURES if name in types and any(is_kind(types[name]) for is_kind in numbers)]
     batch = next(file.iter_batches(MAX_ROWS, columns=names), None) if names else None
     if batch is None:
         return {}

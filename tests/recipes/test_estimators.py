@@ -59,8 +59,14 @@ def test_rewards_are_normalised_one_by_one(refused):
     torch.testing.assert_close(found, torch.tensor([expected(i) for i in range(12)], dtype=torch.float64))
     order = torch.randperm(12, generator=rng)
     torch.testing.assert_close(gdpo(batch[order], weights), found[order])
-    with refused("...weights.style: no response has such a reward; add functions in ... name one of length, right..."):
+    with refused("...weights={'style': 1.0}: no response has such rewards; add ... name some of length, right, short"):
         gdpo(batch, {"style": 1.0})
+    with refused("algorithm.adv_estimator_kwargs.weights: name rewards with their weights, ..."):
+        gdpo(batch, {})
+    # A reward that a batch lacks, or that one response of a group has, is no signal.
+    torch.testing.assert_close(gdpo(batch, weights | {"style": 1.0}), found)
+    extras[0]["once"] = 50.0
+    torch.testing.assert_close(gdpo(batch_of([1] * 12, uids=uids, extras=extras), weights | {"once": 1.0}), found)
 
 
 def test_combinations_of_rewards_stay_apart():

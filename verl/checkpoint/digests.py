@@ -80,7 +80,8 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
             yield from code_files(value, f"{name}[{i}]")
     elif isinstance(options, str) and not name.startswith(("data.train_files", "data.val_files")):
         # An entry of reward_score.custom_functions names its data source first, and may be a sum of functions.
-        paths = [path for _, path in summands(options.rpartition("=")[2])]
+        function = options.partition("=")[2] if name.startswith("reward_score.custom_functions") else options
+        paths = [path for _, path in summands(function)]
         for i, path in enumerate(paths):
             where = name if len(paths) == 1 else f"{name}, function {i + 1}"
             yield from ((where, file) for file in _files_of(path, name.endswith("config_path")))

@@ -75,4 +75,4 @@ def _folder_of_sweep(word: str) -> str:
     options, and other words, are returned as they are.
     """
     option, _, value = word.partition("=")
-    return f"hydra.sweep.dir={value}" if option == RUN_FOLDER and not {*"$,"} & {*value} else word
+    return f"hydra.sweep.dir={value}" if option.lstrip("+") == RUN_FOLDER and not {*"$,"} & {*value} else word

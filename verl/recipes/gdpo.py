@@ -25,27 +25,36 @@ EPS = 1e-6
 def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
     """Return GDPO's advantages, [B] float64.
 
-    A reward that a response lacks, because its function returned None, adds nothing and enters no mean. Standard
-    deviations are unbiased; those of a group or a batch of one are 1.
+    A reward that a response lacks, because its function returned None, adds nothing and enters no mean; so does one
+    that a single response of a group has. Standard deviations are unbiased.
 
     Args:
         weights: Weight of each reward, by the name of its function.
 
     Raises:
-        ConfigError: If no response has a reward of one of these names.
+        ConfigError: If no weight differs from 0, or no response has any of these rewards.
     """
+    if not any(weights.values()):
+        raise ConfigError(
+            "algorithm.adv_estimator_kwargs.weights: name rewards with their weights, {right: 1, short: 0.5}"
+        )
+    found = False
     total = torch.zeros(len(batch), dtype=torch.float64)
     for name, weight in weights.items():
         values = [verdict.extras.get(name) for verdict in batch.verdicts]
         rows = torch.tensor([i for i, value in enumerate(values) if isinstance(value, int | float)], dtype=torch.long)
         if not len(rows):
-            known = sorted({key for verdict in batch.verdicts for key in verdict.extras})
-            raise ConfigError(
-                f"algorithm.adv_estimator_kwargs.weights.{name}: no response has such a reward; add functions in "
-                f"reward_score.custom_functions, and name one of {', '.join(known) or 'them'}"
-            )
+            continue
+        found = True
         rewards = torch.tensor([float(values[i]) for i in rows.tolist()], dtype=torch.float64)
         groups = group_responses(batch.group[rows])
-        total[rows] += weight * groups.centred(rewards) / (groups.deviations(rewards) + EPS)[groups.index]
+        relative = groups.centred(rewards) / (groups.deviations(rewards) + EPS)[groups.index]
+        total[rows] += weight * torch.where(groups.counts[groups.index] > 1, relative, 0.0)
+    if not found:
+        known = sorted({key for verdict in batch.verdicts for key in verdict.extras})
+        raise ConfigError(
+            f"algorithm.adv_estimator_kwargs.weights={dict(weights)}: no response has such rewards; add functions in "
+            f"reward_score.custom_functions, and name some of {', '.join(known) or 'them'}"
+        )
     whole = group_responses(torch.zeros(len(batch), dtype=torch.long))
     return whole.centred(total) / (whole.deviations(total) + EPS)[whole.index]

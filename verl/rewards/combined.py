@@ -42,20 +42,31 @@ def weighted_sum(
         return functions[place](**given)
 
     def joined(results: Sequence[Any]) -> dict[str, Any]:
-        score, extras = 0.0, dict[str, Any]()
+        score, scores, extras = 0.0, dict[str, float](), dict[str, Any]()
         correct: tuple[bool, bool] | None = None  # whether a function says so by a key, and what it says
-        for (weight, _, _), name, result in zip(parts, names, results, strict=True):
+        for (weight, path, _), name, result in zip(parts, names, results, strict=True):
             if result is None:
                 continue
-            value, is_correct, more = read(result)
-            score += weight * value
+            try:
+                value, is_correct, more = read(result)
+            except ValueError as error:
+                raise type(error)(f"{path}: {error}") from None
+            score, scores[name] = score + weight * value, value
             says_so = isinstance(result, Mapping) and any(result.get(key) is not None for key in CORRECT_KEYS)
             if correct is None or (says_so and not correct[0]):
                 correct = (says_so, is_correct)
-            extras = {**extras, name: value} | {key: entry for key, entry in more.items() if key not in extras}
+            extras = more | extras
         if correct is None:
             raise NoFunctionApplies(f"None from all of {', '.join(names)}; one of them must apply to every response")
-        return {**extras, "score": score, "acc": correct[1]}
+        # Scores first, since few and short values are kept of a response.
+        return (
+            scores
+            | {key: value for key, value in extras.items() if key not in scores}
+            | {
+                "score": score,
+                "acc": correct[1],
+            }
+        )
 
     def combined(**arguments: Any) -> dict[str, Any]:
         results = (call(place, arguments) for place in range(len(parts)))
@@ -95,7 +106,8 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def _without_default(function: Callable[..., Any]) -> list[str]:
-    return [p.name for p in inspect.signature(function).parameters.values() if p.default is inspect.Parameter.empty]
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is REQUIRED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def _keywords(function: Callable[..., Any], shared: Sequence[str]) -> set[str]:

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sqlite3
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -120,11 +121,18 @@ def _with_extras(verdict: Verdict, **extras: Any) -> Verdict:
     return Verdict(**vars(verdict) | {"extras": extras | dict(verdict.extras)})
 
 
+def _source(path: str) -> Path:
+    """Return the file of a function or, for objects that only know their class's, of the module in its path."""
+    function, module = inspect.unwrap(load_function(path)), path.rpartition(":")[0]
+    if inspect.isfunction(function):
+        return Path(inspect.getsourcefile(function) or "")
+    return Path(module if module.endswith(".py") else inspect.getsourcefile(sys.modules[module]) or "")
+
+
 def question_key(question: Question) -> str:
     """Return a digest of all that an answer depends on, including the source of the function."""
     path = question[0]
-    functions = (inspect.unwrap(load_function(part)) for _, part in summands(path))
-    files = [Path(inspect.getsourcefile(function) or "") for function in functions]
+    files = [_source(part) for _, part in summands(path)]
     code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
     text = json.dumps([code, path, CUSTOM_KWARGS, *question[1:]], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()

@@ -61,7 +61,9 @@ class RunDisplay:
         self._figures = Text()
         self._spinner = self.console.status("")
         # Without a terminal, lines cannot be redrawn, so every step prints its own line.
-        redraws = self.console.is_terminal and (self.console.file.isatty() or os.environ.get("TTY_COMPATIBLE") == "1")
+        redraws = self.console.is_terminal and (
+            getattr(self.console.file, "isatty", bool)() or os.environ.get("TTY_COMPATIBLE") == "1"
+        )
         self._live = Live(Group(self._progress, self._figures), console=self.console) if redraws else None
 
     def begin(self, step: int) -> None:

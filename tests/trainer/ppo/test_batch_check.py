@@ -52,7 +52,8 @@ def test_sound_batch_passes(tiny_tokenizer):
         (lambda b: b.texts.reverse(), "the verifiers read 'It is 4' for response 0, whose tokens are '2'"),
         (lambda b: first_of(b, "rollout_logprobs", torch.nan), "tokens without an engine's log-probability would be"),
         (lambda b: first_of(b, "version", 3), "tokens were sampled with version 3 of the weights, which does not"),
-        (lambda b: first_of(b, "group", 9), "group 7 has 1 responses instead of rollout.n=2"),
+        (lambda b: first_of(b, "group", 8), "group 7 has 1 responses instead of rollout.n=2"),
+        (lambda b: first_of(b, "group", 9), "group 9 has responses to different prompts"),
     ],
 )
 def test_inconsistent_batch_ends_the_run(tiny_tokenizer, refused, harm: Callable[[Batch], object], line: str):

@@ -76,7 +76,11 @@ def _violations(
     for row, text in zip(chosen.tolist(), texts, strict=True):
         if text != batch.texts[row]:
             yield f"the verifiers read {batch.texts[row]!r:.80} for response {row}, whose tokens are {text!r:.80}"
-    # 4. Groups are complete.
+    # 4. Groups are complete, and of one prompt each.
+    prompts: dict[int, list[int]] = {}
+    for group, record in zip(batch.group.tolist(), batch.records, strict=True):
+        if prompts.setdefault(group, list(record.input_ids)) != list(record.input_ids):
+            yield f"group {group} has responses to different prompts"
     groups, counts = batch.group.unique(return_counts=True)
     for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
         if count % group_size:
