@@ -55,13 +55,11 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 def differences(runs: Sequence[RunFolder]) -> list[list[str]]:
     """Return each run's values of options that differ between runs, such as ``["optim.lr=0.001", "rollout.n=8"]``."""
     rows = [(name, values) for name, differs, values, _ in option_rows(runs) if differs]
-    # Put the seed last.
-    rows = [row for row in rows if row[0] not in SEED_OPTIONS] + [row for row in rows if row[0] == "seed"]
+    rows = [row for row in rows if row[0] == "seed" or row[0] not in SEED_OPTIONS]
 
     def of(place: int) -> list[str]:
-        # First what few others have, in the order of the options.
-        rare = sorted(rows, key=lambda row: row[1].count(row[1][place]))
-        rare = [row for row in rare if row[0] != "seed"] + [row for row in rare if row[0] == "seed"]
+        # First what few others have, in the order of the options; the seed last.
+        rare = sorted(rows, key=lambda row: (row[0] == "seed", row[1].count(row[1][place])))
         return [f"{'.'.join(name.split('.')[-2:])}={_short(values[place])}" for name, values in rare]
 
     return [of(place) for place in range(len(runs))]

@@ -72,7 +72,7 @@ def _folder_of_sweep(word: str) -> str:
     """Return the override of a run's folder as that of a sweep, in which each job has a folder of its own.
 
     Otherwise, all jobs would share one folder, and the second would resume the first. Folders that are named after
-    options, and other words, are returned as they are.
+    options, and all other words, are returned unchanged.
     """
     option, _, value = word.partition("=")
     return f"hydra.sweep.dir={value}" if option.lstrip("+") == RUN_FOLDER and not {*"$,"} & {*value} else word

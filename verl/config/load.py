@@ -70,15 +70,18 @@ def fitting(option: str, length: int, total: int, path: str) -> int:
     return fitted
 
 
+def _value_at(tree: Any, option: str) -> Any:
+    """Return the value of a dotted option in nested mappings, or None if it is missing."""
+    for name in option.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
 def _print_fitted(values: Any) -> None:
     """Print once which of a config's ``values`` are lower than its preset's, to fit its model."""
-    model = values.get("model")
-    path = str(model.get("path")) if isinstance(model, dict) else ""
+    path = str(_value_at(values, "model.path"))
     for option in [option for option, of_model in _FITTED if of_model == path]:
-        value: Any = values
-        for name in option.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value == _FITTED[option, path][0]:
+        if _value_at(values, option) == _FITTED[option, path][0]:
             print(_FITTED.pop((option, path))[1], file=sys.stderr)
 
 
@@ -138,9 +141,7 @@ def _without_inherited(lines: list[str], tree: DictConfig) -> list[str]:
     raw, wrong = OmegaConf.to_container(tree, resolve=False), {*options}
 
     def source(option: str) -> str:
-        value: Any = raw
-        for name in option.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+        value = _value_at(raw, option)
         match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         return match[1] if match else ""
 

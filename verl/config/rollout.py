@@ -108,10 +108,16 @@ class SamplingConfig(SamplingFilters):
     temperature: Temperature
     """Softmax temperature; 0 decodes greedily and is allowed only at validation."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether the responses are learned from, which needs sampling."""
+        return False
+
     def check(self) -> None:
-        # Training has a rule of its own, since it needs sampling.
+        if self.trains:
+            self.require(self.temperature > 0, "temperature", "training needs sampling; set it above 0")
         fix = "greedy decoding (temperature=0) gives one response; set n=1"
-        self.require(self.temperature > 0 or self.n == 1 or isinstance(self, RolloutConfig), "n", fix)
+        self.require(self.temperature > 0 or self.n == 1, "n", fix)
 
     def __str__(self) -> str:
         return (
@@ -233,6 +239,11 @@ class RolloutConfig(SamplingConfig, EngineConfig):
         return self.nnodes > 0
 
     @property
+    def trains(self) -> bool:
+        """Whether the responses are learned from: yes, unlike those of validation."""
+        return True
+
+    @property
     def train_kwargs(self) -> SamplingConfig:
         """Sampling options for training rollouts."""
         return SamplingConfig(**{field.name: getattr(self, field.name) for field in fields(SamplingConfig)})
@@ -249,7 +260,6 @@ class RolloutConfig(SamplingConfig, EngineConfig):
         self.require(not (hf and self.engine_kwargs), "engine_kwargs", fix)
         fix = "rollout.name=hf draws from streams alone; set it to true"
         self.require(self.seeded or not hf, "seeded", fix)
-        self.require(self.temperature > 0, "temperature", "training needs sampling; set it above 0")
         fix = "engines of their own need machines and workers on each; set it and rollout.{} above 0, or both to 0"
         self.require(self.nnodes > 0 or not self.n_gpus_per_node, "nnodes", fix.format("n_gpus_per_node"))
         self.require(self.n_gpus_per_node > 0 or not self.nnodes, "n_gpus_per_node", fix.format("nnodes"))

@@ -1,7 +1,7 @@
 """The group ``teacher``: on-policy distillation from a frozen model."""
 
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 from verl.config.checks import Group, NotNegativeInt, PositiveFloat, PositiveInt, Seconds, require, require_import_path
 from verl.config.common import ModelConfig
@@ -39,10 +39,6 @@ class TeacherServerConfig(Group):
         # The address appears in files and messages.
         fix = "must have no user and password; set OPENAI_API_KEY"
         require("@" not in (self.address or ""), "address", "...", fix)
-
-    def with_model(self, name: str) -> Self:
-        """Return the same options with the model's name."""
-        return replace(self, model=name)
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ class TeacherConfig(Group):
 
     @property
     def is_server(self) -> bool:
-        """Whether the teacher runs at an address of its own."""
+        """Whether a server runs the teacher."""
         return self.server.address is not None
 
     @property

@@ -4,7 +4,6 @@ The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the ver
 and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
 """
 
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from verl.evaluation.store import RecordFile, SampleKey, StoredSample, digest
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards.pool import VerifierPool
 from verl.rollout.programs import with_solutions
+from verl.utils.user_code import source_file
 from verl.verifiers.verdict import Verdict
 
 VERDICTS_FILE = "verdicts.jsonl"
@@ -149,7 +149,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
     """Return all inputs of the verdicts except the responses."""
     sources = [path for package in verl.rewards.__path__ for path in sorted(Path(package).iterdir()) if path.is_file()]
     functions = [part for path in config.paths_of_custom_functions().values() for _, part in summands(path)]
-    sources += [path for path in map(_source_of, functions) if path is not None]
+    sources += [path for path in map(source_file, functions) if path is not None]
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
     return {
         "verifiers": digest(b"".join(path.read_bytes() for path in sources)),
@@ -160,15 +160,6 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
         "custom_functions": config.custom_functions,
         "custom_kwargs": config.custom_kwargs,
     }
-
-
-def _source_of(path: str) -> Path | None:
-    """Return the source file of ``module:function`` or ``file.py:function``."""
-    module = path.rpartition(":")[0]
-    if module.endswith(".py"):
-        return Path(module)
-    spec = importlib.util.find_spec(module)
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
 def reason_code(score: Verdict) -> str:

@@ -19,8 +19,6 @@ from verl.algorithms.advantages.groups import group_responses
 from verl.batch import Batch
 from verl.config.errors import ConfigError
 
-EPS = 1e-6
-
 
 def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
     """Return GDPO's advantages, [B] float64.
@@ -38,23 +36,21 @@ def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
         raise ConfigError(
             "algorithm.adv_estimator_kwargs.weights: name rewards with their weights, {right: 1, short: 0.5}"
         )
-    found = False
-    total = torch.zeros(len(batch), dtype=torch.float64)
-    for name, weight in weights.items():
-        values = [verdict.extras.get(name) for verdict in batch.verdicts]
-        rows = torch.tensor([i for i, value in enumerate(values) if isinstance(value, int | float)], dtype=torch.long)
-        if not len(rows):
-            continue
-        found = True
-        rewards = torch.tensor([float(values[i]) for i in rows.tolist()], dtype=torch.float64)
-        groups = group_responses(batch.group[rows])
-        relative = groups.centred(rewards) / (groups.deviations(rewards) + EPS)[groups.index]
-        total[rows] += weight * torch.where(groups.counts[groups.index] > 1, relative, 0.0)
-    if not found:
+    scores = [
+        {name: float(value) for name, value in verdict.extras.items() if isinstance(value, int | float)}
+        for verdict in batch.verdicts
+    ]
+    if not any(weights.keys() & of_response.keys() for of_response in scores):
         known = sorted({key for verdict in batch.verdicts for key in verdict.extras})
         raise ConfigError(
             f"algorithm.adv_estimator_kwargs.weights={dict(weights)}: no response has such rewards; add functions in "
             f"reward_score.custom_functions, and name some of {', '.join(known) or 'them'}"
         )
-    whole = group_responses(torch.zeros(len(batch), dtype=torch.long))
-    return whole.centred(total) / (whole.deviations(total) + EPS)[whole.index]
+    total = torch.zeros(len(batch), dtype=torch.float64)
+    for name, weight in weights.items():
+        rows = torch.tensor([i for i, of_response in enumerate(scores) if name in of_response], dtype=torch.long)
+        rewards = torch.tensor([scores[i][name] for i in rows.tolist()], dtype=torch.float64)
+        groups = group_responses(batch.group[rows])
+        alone = groups.counts[groups.index] == 1
+        total[rows] += weight * groups.normalised(rewards).masked_fill(alone, 0.0)
+    return group_responses(torch.zeros(len(batch), dtype=torch.long)).normalised(total)

@@ -34,8 +34,8 @@ def weighted_sum(
         read: Function that returns the score, correctness and extra values of a result.
     """
     names, functions = _names([path for _, path, _ in parts]), [function for _, _, function in parts]
-    wanted = [_keywords(function, shared) for function in functions]
-    waits = [inspect.iscoroutinefunction(function) for function in functions]
+    needs = [named_parameters(function) for function in functions]
+    wanted = [{*parameters, *shared} for parameters in needs]
 
     def call(place: int, arguments: Mapping[str, Any]) -> Any:
         given = {name: value for name, value in arguments.items() if name in wanted[place]}
@@ -59,14 +59,8 @@ def weighted_sum(
         if correct is None:
             raise NoFunctionApplies(f"None from all of {', '.join(names)}; one of them must apply to every response")
         # Scores first, since few and short values are kept of a response.
-        return (
-            scores
-            | {key: value for key, value in extras.items() if key not in scores}
-            | {
-                "score": score,
-                "acc": correct[1],
-            }
-        )
+        kept = scores | {key: value for key, value in extras.items() if key not in scores}
+        return kept | {"score": score, "acc": correct[1]}
 
     def combined(**arguments: Any) -> dict[str, Any]:
         results = (call(place, arguments) for place in range(len(parts)))
@@ -80,9 +74,9 @@ def weighted_sum(
 
         return joined(await asyncio.gather(*map(one, range(len(parts)))))
 
-    function: Any = awaited if any(waits) else combined
-    further = dict.fromkeys(name for keywords in wanted for name in keywords if name not in shared)
-    needed = {name for function in functions for name in _without_default(function)}
+    function: Any = awaited if any(map(inspect.iscoroutinefunction, functions)) else combined
+    further = dict.fromkeys(name for parameters in needs for name in parameters if name not in shared)
+    needed = {name for parameters in needs for name, is_needed in parameters.items() if is_needed}
     kinds = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=REQUIRED if name in needed else None)
         for name in [*shared, *further]
@@ -105,12 +99,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
-def _without_default(function: Callable[..., Any]) -> list[str]:
+def named_parameters(function: Callable[..., Any]) -> dict[str, bool]:
+    """Return the parameters that can be given by name, in order, and whether they have no default."""
     parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.default is REQUIRED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-
-
-def _keywords(function: Callable[..., Any], shared: Sequence[str]) -> set[str]:
-    parameters = inspect.signature(function).parameters.values()
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return named | {*shared}
+    return {p.name: p.default is REQUIRED for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -20,7 +20,7 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.config.rewards import summands
-from verl.rewards.combined import CORRECT_KEYS, weighted_sum
+from verl.rewards.combined import CORRECT_KEYS, named_parameters, weighted_sum
 from verl.utils.user_code import load_code, raised
 from verl.verifiers.answers import after_thinking, extract_boxed
 from verl.verifiers.verdict import Verdict
@@ -81,9 +81,13 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
 @cache
 def further_parameters(path: str) -> tuple[str, ...]:
     """Return the names of a function's parameters in addition to ``ARGUMENTS``, in order."""
-    parameters = inspect.signature(load_function(path)).parameters.values()
-    named = (p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    return tuple(name for name in named if name not in ARGUMENTS)
+    return tuple(name for name in named_parameters(load_function(path)) if name not in ARGUMENTS)
+
+
+@cache
+def needed_parameters(path: str) -> tuple[str, ...]:
+    """Return those of ``further_parameters`` that have no default."""
+    return tuple(name for name in further_parameters(path) if named_parameters(load_function(path))[name])
 
 
 def custom_verdict(path: str, *arguments: Any) -> Verdict:
@@ -116,9 +120,7 @@ def is_async(path: str) -> bool:
 def _called(path: str, arguments: Sequence[Any]) -> Any:
     info = arguments[3] or {}
     further = {name: info[name] for name in further_parameters(path) if name in info} | CUSTOM_KWARGS
-    parameters = inspect.signature(load_function(path)).parameters
-    needed = [name for name in further_parameters(path) if parameters[name].default is inspect.Parameter.empty]
-    if missing := [name for name in needed if name not in further]:
+    if missing := [name for name in needed_parameters(path) if name not in further]:
         trl = " (as in TRL; here a function scores one response, solution_str)" if {*missing} & {*TRL_ARGUMENTS} else ""
         raise MissingColumns(
             f"takes {', '.join(missing)}{trl}, but besides {', '.join(ARGUMENTS)} the record has "

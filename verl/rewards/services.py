@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sqlite3
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from verl.config.errors import ConfigError
 from verl.config.rewards import AsyncFunctionsConfig, summands
 from verl.rewards.custom import CUSTOM_KWARGS, CustomFunctionError, awaited_verdict, load_function
+from verl.utils.user_code import source_file
 from verl.verifiers.verdict import Verdict
 
 MAX_CALLS = 1024
@@ -123,10 +123,9 @@ def _with_extras(verdict: Verdict, **extras: Any) -> Verdict:
 
 def _source(path: str) -> Path:
     """Return the file of a function or, for objects that only know their class's, of the module in its path."""
-    function, module = inspect.unwrap(load_function(path)), path.rpartition(":")[0]
-    if inspect.isfunction(function):
-        return Path(inspect.getsourcefile(function) or "")
-    return Path(module if module.endswith(".py") else inspect.getsourcefile(sys.modules[module]) or "")
+    function = inspect.unwrap(load_function(path))
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else source_file(path)
+    return Path(file or "")
 
 
 def question_key(question: Question) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -208,7 +209,7 @@ class TeacherServer:
             raise ServerError(f"has the models {printable(', '.join(models)):.500}; {fix}", again=False)
         length = models[name]
         self.limit = length if isinstance(length, int) else None
-        self.options = self.options.with_model(name)
+        self.options = replace(self.options, model=name)
 
     async def _compare_tokenizers(
         self, session: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]

@@ -36,6 +36,15 @@ def is_file(path: str) -> bool:
     return path.endswith(".py")
 
 
+def source_file(path: str) -> Path | None:
+    """Return the source file of ``module:function`` or ``file.py:function``."""
+    module = path.rpartition(":")[0]
+    if module.endswith(".py"):
+        return Path(module)
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
 def is_import_path(name: str) -> bool:
     """Return whether an option's value ``name`` is an import path rather than a built-in name."""
     return ":" in name

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.advantages.groups import (
+    GROUP_STD_EPS,
     check_shapes,
     group_responses,
     on_response_tokens,
@@ -11,7 +12,6 @@ from verl.algorithms.advantages.groups import (
     scored_groups,
 )
 
-GROUP_STD_EPS = 1e-6
 BATCH_STD_EPS = 1e-8
 WEIGHT_EPS = 1e-8
 
@@ -24,9 +24,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
     one is treated as having mean 0 and standard deviation 1.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
-    relative = groups.centred(scores)
-    if norm_by_std:
-        relative = relative / (groups.deviations(scores) + GROUP_STD_EPS)[groups.index]
+    relative = groups.normalised(scores) if norm_by_std else groups.centred(scores)
     return on_response_tokens(relative, response_mask).to(token_rewards.dtype)
 
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+GROUP_STD_EPS = 1e-6
+"""Addend to a group's standard deviation, so that groups whose responses score alike can be divided by it."""
+
 
 def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor] | None = None) -> None:
     """Raise ``ValueError`` unless all ``per_token`` tensors are ``[B, R]`` and all ``per_response`` ones ``[B]``."""
@@ -52,6 +55,10 @@ class Groups:
         """Subtract the group mean (0 for a group of one) from each of ``values [B]``, giving ``[B]`` float64."""
         means = torch.where(self.counts > 1, self.sums(values) / self.counts, 0.0)
         return values.double() - means[self.index]
+
+    def normalised(self, values: Tensor) -> Tensor:
+        """Return ``centred(values)`` over the group's deviation plus ``GROUP_STD_EPS``, ``[B]`` float64."""
+        return self.centred(values) / (self.deviations(values) + GROUP_STD_EPS)[self.index]
 
     def deviations(self, values: Tensor) -> Tensor:
         """Return each group's unbiased standard deviation of ``values [B]``, ``[G]`` float64; 1 for a group of one."""

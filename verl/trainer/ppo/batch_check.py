@@ -1,6 +1,6 @@
 """Checks before an update that a batch holds what the run promises to learn from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,50 +38,46 @@ def check_batch(
     Raises:
         WorkerError: If the batch is inconsistent, which would be a mistake in VERL or in a custom method.
     """
-    for found in _violations(batch, rows, step, group_size, tokenizer, stop_strings, repeats):
-        raise WorkerError(
+
+    def inconsistent(found: str) -> WorkerError:
+        return WorkerError(
             f"step {step}: the batch is inconsistent, so nothing is learned from it: {found}. This is a mistake in "
             "VERL or in trainer.method; report it with the run's config.yaml"
         )
 
-
-def _violations(
-    batch: Batch,
-    rows: Tensor | None,
-    step: int,
-    group_size: int | None,
-    tokenizer: PreTrainedTokenizerBase,
-    stop_strings: Sequence[str],
-    repeats: bool,
-) -> Iterator[str]:
     # 1. Only the policy's tokens are learned from, with weights that existed, and no row twice.
     if "source" in batch and (batch.learn_mask & (batch.source != POLICY)).any():
-        yield "tokens that the environment wrote would be learned from"
+        raise inconsistent("tokens that the environment wrote would be learned from")
     if "version" in batch and (batch.version >= step).any():
-        yield f"tokens were sampled with version {int(batch.version.max())} of the weights, which does not exist yet"
+        raise inconsistent(
+            f"tokens were sampled with version {int(batch.version.max())} of the weights, which does not exist yet"
+        )
     if rows is not None and not repeats and len(rows.unique()) < len(rows):
-        yield "a response would be learned from twice"
+        raise inconsistent("a response would be learned from twice")
     if group_size is None:
         return
     # 2. Every row has the tokens of its own prompt, and the engine's log-probabilities.
     starts = (batch.lengths.cumsum(0) - batch.lengths).tolist()
-    for row, (start, length) in enumerate(zip(starts, batch.prompt_lengths.tolist(), strict=True)):
-        if batch.tokens[start : start + length].tolist() != list(batch.records[row].input_ids):
-            yield f"response {row} has another prompt than its record"
+    prompts = [batch.tokens[at : at + n].tolist() for at, n in zip(starts, batch.prompt_lengths.tolist(), strict=True)]
+    for row, prompt in enumerate(prompts):
+        if prompt != list(batch.records[row].input_ids):
+            raise inconsistent(f"response {row} has another prompt than its record")
     if not batch.rollout_logprobs[batch.learn_mask].isfinite().all():
-        yield "tokens without an engine's log-probability would be learned from"
+        raise inconsistent("tokens without an engine's log-probability would be learned from")
     # 3. The verifiers read the text of the row's own tokens.
     chosen = torch.linspace(0, len(batch) - 1, min(len(batch), MAX_DECODED)).round().long()
     texts = policy_texts(batch[chosen], tokenizer, stop_strings)
     for row, text in zip(chosen.tolist(), texts, strict=True):
         if text != batch.texts[row]:
-            yield f"the verifiers read {batch.texts[row]!r:.80} for response {row}, whose tokens are {text!r:.80}"
+            raise inconsistent(
+                f"the verifiers read {batch.texts[row]!r:.80} for response {row}, whose tokens are {text!r:.80}"
+            )
     # 4. Groups are complete, and of one prompt each.
-    prompts: dict[int, list[int]] = {}
-    for group, record in zip(batch.group.tolist(), batch.records, strict=True):
-        if prompts.setdefault(group, list(record.input_ids)) != list(record.input_ids):
-            yield f"group {group} has responses to different prompts"
+    first: dict[int, list[int]] = {}
+    for group, prompt in zip(batch.group.tolist(), prompts, strict=True):
+        if first.setdefault(group, prompt) != prompt:
+            raise inconsistent(f"group {group} has responses to different prompts")
     groups, counts = batch.group.unique(return_counts=True)
     for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
         if count % group_size:
-            yield f"group {group} has {count} responses instead of rollout.n={group_size}"
+            raise inconsistent(f"group {group} has {count} responses instead of rollout.n={group_size}")
