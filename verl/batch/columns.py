@@ -56,6 +56,9 @@ class Columns:
     """[B, 5] int64, counts of tool calls and related events (:data:`verl.rollout.environments.pool.COUNTS`)."""
     environment_states: EpisodeList
     """B strings, the environment's state between turns as JSON, or "" before the first turn."""
+    further_rows: EpisodeList
+    """B lists of the further histories of an agent's session, each a mapping with ``prompt_ids``, ``tokens``, ``source``,
+    ``rollout_logprobs``, ``truncated`` and ``why``; filled only for agents."""
     step: PerEpisode
     """[B] int64, training step in which the response was sampled."""
     learned: PerEpisode

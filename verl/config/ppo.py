@@ -79,6 +79,7 @@ class PPOConfig(Group):
             self._check_rank_signal,
             self._check_carry_over,
             self._check_teacher,
+            self._check_agents,
         ):
             with mistakes.collected():
                 check()
@@ -106,6 +107,7 @@ class PPOConfig(Group):
         False if the learning signal needs them earlier, or if the update uses different rows or adapter dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward or self.teacher.in_advantage
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
+        differs = differs or self.rollout.multi_turn.agent.enabled
         return not (self.actor.bypass_mode or earlier or differs)
 
     @property
@@ -288,6 +290,22 @@ class PPOConfig(Group):
         self.require(not (self.samples_ahead and scores), "algorithm.filter_groups.metric", fix)
         fix = "async_training.partial_rollout needs an engine that can be stopped; set rollout.name=vllm"
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
+
+    def _check_agents(self) -> None:
+        """Check that one advantage per session is enough, since its histories share it, and that sessions can end."""
+        turns = self.rollout.multi_turn
+        if not (turns.enable and turns.agent.enabled):
+            return
+        with_agents = "the histories of an agent's session share one advantage"
+        one = not (self.uses_critic or self.needs_sum_pi_squared)
+        self.require(one, "algorithm.adv_estimator", f"{with_agents}; set it to grpo")
+        fix = f"{with_agents}; set it to false, or use actor.use_kl_loss"
+        self.require(not self.algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward", fix)
+        self.require(not self.uses_teacher, "teacher.model.path", f"{with_agents}; leave out the teacher")
+        fix = "sessions of agents are not carried over; set it to false"
+        self.require(not self.async_training.partial_rollout, "async_training.partial_rollout", fix)
+        measures = self.calculator.measured_by("rollout") or not self.calculator.enable
+        self.require(measures, "calculator.source", "agents' sessions are measured by the engine; set it to rollout")
 
     def _check_rank_signal(self) -> None:
         manager, calculator = self.reward_manager, self.calculator

@@ -126,6 +126,37 @@ class SamplingConfig(SamplingFilters):
 
 
 @dataclass(frozen=True)
+class AgentConfig(Group):
+    """Options for agents that call the policy through OpenAI's chat completions (docs/agents.md)."""
+
+    path: str | None
+    """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions share
+    a process's event loop, and others get a thread. null for no agent, or for ``command``."""
+    command: str | None
+    """Command that is an agent, such as ``python my_agent.py``: it gets the record as JSON on its standard input, the
+    address in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and may print ``{"reward": 1.0}`` as its last line."""
+    address: str
+    """Address at which the endpoint listens. Agents on other machines need one that they can reach."""
+    max_sessions: PositiveInt
+    """Maximum number of sessions that run at once, over all processes; at least one per process."""
+    max_rows: PositiveInt
+    """Maximum number of histories per session. A request that does not extend an earlier one opens a new history."""
+    timeout_s: Seconds
+    """Time limit in seconds between a reply and the agent's next request or end; the time that sampling takes does not
+    count. A slower agent is stopped and its episode ends."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether agents play the episodes."""
+        return self.path is not None or self.command is not None
+
+    def check(self) -> None:
+        self.require(self.path is None or self.command is None, "command", "path is set too; leave out one of them")
+        if self.path is not None:
+            require_import_path("path", self.path)
+
+
+@dataclass(frozen=True)
 class MultiTurnConfig(Group):
     """Options for conversations, in which the policy and an environment alternate (docs/conversations.md)."""
 
@@ -166,10 +197,11 @@ class MultiTurnConfig(Group):
     stopped and answered with a message."""
     memory_limit_mb: PositiveInt
     """Memory limit for a step in MiB, on top of the process's size after imports; handled like the time limit."""
+    agent: AgentConfig
 
     @property
     def has_tools(self) -> bool:
-        """Whether the environment consists of tools."""
+        """Whether the environment consists of tools, or agents bring tools."""
         return self.environment is None
 
     @property
@@ -188,7 +220,13 @@ class MultiTurnConfig(Group):
         if not self.enable:
             return
         tools = bool(self.names_tools)
-        self.require(tools or self.environment is not None, "enable", "name tools, tool_config_path or environment")
+        if self.agent.enabled:
+            fix = "an agent has its own tools and environment; leave out {}"
+            self.require(not tools, "agent", fix.format(self.names_tools))
+            self.require(self.environment is None, "agent", fix.format("environment"))
+            return
+        fix = "name tools, tool_config_path, environment or agent.path"
+        self.require(tools or self.environment is not None, "enable", fix)
         fix = f"an environment calls tools itself: list them in its class as tools, and leave out {self.names_tools}"
         self.require(not (tools and self.environment is not None), "environment", fix)
         fix = "tools give no rewards; set it to add"

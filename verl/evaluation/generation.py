@@ -17,7 +17,9 @@ from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout.engines import engine_environment
-from verl.rollout.environments.conversations import ConversationSetup, conversation_parts, policy_texts
+from verl.rollout.agents.pool import AgentPool
+from verl.rollout.agents.sessions import AgentSetup, Sessions
+from verl.rollout.environments.conversations import Conversations, ConversationSetup, conversation_parts, policy_texts
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
@@ -53,21 +55,18 @@ def generate_target(
     display.begin_model(title, num_samples)
     model, turns = engine_model(list(missing), config), config.rollout.multi_turn
     with ExitStack() as stack:
-        setup = None
+        setup: ConversationSetup | AgentSetup | None = None
         if turns.enable:
             first = next(iter(missing))
             target, log = first.target, first.folder.parents[1] / ENVIRONMENT_LOG
-            pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores, log))
-            setup = ConversationSetup(
-                turns,
-                model.max_response_length,
-                tokenizer,
-                chat_arguments(target, turns),
-                model.stop,
-                pool,
-                target.template,
-                model.max_model_len,
-            )
+            shared = (model.max_response_length, tokenizer, chat_arguments(target, turns), model.stop)
+            if turns.agent.enabled:
+                agents = stack.enter_context(AgentPool(turns, session.busy_cores, log))
+                longest = model.max_model_len - model.max_response_length
+                setup = AgentSetup(turns, longest, *shared, agents, display.say)
+            else:
+                pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores, log))
+                setup = ConversationSetup(turns, *shared, pool, target.template, model.max_model_len)
         display.stage("starting the engines")
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
@@ -88,7 +87,7 @@ def generate_missing(
     workers: WorkerGroup,
     tokenizer: PreTrainedTokenizerBase,
     display: EvaluationDisplay,
-    conversations: ConversationSetup | None = None,
+    conversations: ConversationSetup | AgentSetup | None = None,
 ) -> None:
     """Generate the missing samples of every problem and store each one as it arrives.
 
@@ -142,7 +141,7 @@ def generate_missing(
         speed = {"tokens_per_s": done["tokens"] / max(seconds, 1e-9), "seconds_left": left}
         display.step(done["samples"], {"problems": done["problems"]} | speed)
 
-    begun = None
+    begun: Conversations | Sessions | None = None
     if conversations is not None:
         begun = conversations.begin([_record(task, problem) for task, problem, _ in samples], None)
     copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"

@@ -38,12 +38,16 @@ from verl.models.hub import fetch_model, model_digest
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth, use_custom_functions
+from verl.rollout.agents.pool import load_agent
 from verl.rollout.engines import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.session import RaySession
 from verl.run.tracker_backends import check_trackers
 from verl.utils.sandbox import require_sandbox
+
+AGENT_PROMPT_TOKENS = 4096
+"""Number of tokens that engines leave for the first messages of an agent."""
 
 CPU_WORKERS = 2
 """Default number of worker processes on a CPU, limited by its cores."""
@@ -183,6 +187,8 @@ def prepare(
             info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
             check_head_size(info, device_type, "evaluate it on a GPU")
             check_conversations(config.rollout.multi_turn, tokenizers[target], target.template, target.chat_arguments)
+            if config.rollout.multi_turn.agent.enabled:
+                load_agent(config.rollout.multi_turn.agent)
     if not benchmarks or not tokenizers:
         return None
     default = Path(config.runs_dir, kind, trainer.experiment_name, folder_name)
@@ -355,6 +361,8 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
     limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
     prompts = [ids for task in tasks for i, ids in enumerate(task.prompts) if i not in task.unanswered]
     longest = max(map(len, prompts)) + target.max_response_length
+    if config.rollout.multi_turn.agent.enabled:  # agents write prompts of their own
+        longest = max(longest, AGENT_PROMPT_TOKENS + target.max_response_length)
     return EngineModel(
         path=target.path,
         max_model_len=longest if limit is None else min(longest, limit),

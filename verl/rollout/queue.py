@@ -37,7 +37,7 @@ class RequestQueue:
         self._resumed: list[list[int]] = [[] for _ in engines]
         """Conversations to be resumed by the engine whose cache contains them."""
         self._again: list[int] = []
-        """Requests of lost engines that must be reassigned."""
+        """Requests of lost engines, and those that came later, which any engine may take."""
         self._slots = [engine.slots for engine in engines]
         several = len(engines) > 1
         self._room = [min(engine.slots, engine.guaranteed) if several else engine.slots for engine in engines]
@@ -69,10 +69,11 @@ class RequestQueue:
         return [*resumed, *dealt] if resumed else dealt
 
     def resume(self, requests: Sequence[int]) -> None:
-        """Queue these requests again, each for the engine that processed it last."""
+        """Queue these requests, each for the engine that processed it last, or for any if there is none."""
         for request in requests:
-            engine = self._engine_of[request]
-            (self._resumed[engine] if self._slots[engine] else self._again).append(request)
+            engine = self._engine_of.get(request)
+            alive = engine is not None and self._slots[engine]
+            (self._resumed[engine] if alive else self._again).append(request)
 
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
         """Record how many requests ``engine`` has finished, and how many of the others it has not started."""

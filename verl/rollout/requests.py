@@ -32,6 +32,10 @@ class ResponseRequests:
     """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (if an engine cut them) or
     ``source`` (if the environment extended them after a turn); new responses are empty. None if all responses are
     new and none will be cut or have further turns."""
+    max_tokens: list[int | None] | None = None
+    """Maximum number of tokens of each response's next turn, None for as many as the response may have."""
+    stop: list[list[str]] | None = None
+    """Strings that end each response's next turn, besides those of the run."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 

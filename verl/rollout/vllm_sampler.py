@@ -106,6 +106,8 @@ class VLLMSampler:
 
     def _sampling_params(self, requests: ResponseRequests, i: int, response: PartialResponse) -> SamplingParams:
         sampling, num_read = requests.sampling_of(i), self._num_read(str(requests.rows[i]), response)
+        room, limit = self.max_response_length - len(response.tokens), (requests.max_tokens or {i: None})[i]
+        stop = [*self.stop_strings, *((requests.stop or {i: []})[i])]
         extra: dict[str, Any] = from_stream(requests.streams[i]) if self.seeded else {}
         if num_read:
             extra |= resume.resume_args(response.open_tokens, num_read)
@@ -117,16 +119,16 @@ class VLLMSampler:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
-            max_tokens=self.max_response_length - len(response.tokens),
+            max_tokens=room if limit is None else min(room, limit),
             stop_token_ids=self.end_tokens,
-            stop=self.stop_strings,
+            stop=stop,
             logprobs=0 if self.trains else None,
             extra_args=extra or None,
             # Prefix-cache hits skip the forward pass, so their hidden states would never be captured.
             skip_reading_prefix_cache=True if num_read and self.measures else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # Text is needed only to search for stop strings.
-            detokenize=bool(self.stop_strings),
+            detokenize=bool(stop),
         )
 
     def _finished(self, outputs: list[RequestOutput]) -> Batch | None:

@@ -28,6 +28,8 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
+from verl.rollout.agents.pool import AgentPool, load_agent
+from verl.rollout.agents.sessions import AgentSetup
 from verl.rollout.engines import check_engine_model, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
 from verl.rollout.environments.pool import EnvironmentPool
@@ -71,6 +73,8 @@ class TrainingSetup:
         with mistakes.collected():
             arguments = config.data.apply_chat_template_kwargs
             check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
+            if config.rollout.multi_turn.agent.enabled:
+                load_agent(config.rollout.multi_turn.agent)
         scored = config.needs_verdicts
         with mistakes.collected():
             draw = (data.train_max_samples, config.seed, scored)
@@ -150,11 +154,15 @@ class TrainingSetup:
         """Arguments of the chat template, including the tool schemas."""
         return with_tools(self.config.data.apply_chat_template_kwargs, self.config.rollout.multi_turn)
 
-    def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
-        """Return the setup of conversations whose environments run in ``pool``."""
-        options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
-        template = self.config.data.template
-        return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool, template)
+    def conversations(
+        self, pool: EnvironmentPool | AgentPool, say: Callable[[str], None]
+    ) -> ConversationSetup | AgentSetup:
+        """Return the setup of conversations whose environments or agents run in ``pool``."""
+        options, data = self.config.rollout.multi_turn, self.config.data
+        shared = (data.max_response_length, self.tokenizer, self.chat_arguments, self.stop_strings)
+        if isinstance(pool, AgentPool):
+            return AgentSetup(options, data.max_prompt_length, *shared, pool, say)
+        return ConversationSetup(options, *shared, pool, data.template)
 
     @property
     def stop_strings(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from verl.batch import Batch
 from verl.cluster.failures import MachineError, WorkerError
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
+from verl.rollout.agents.sessions import AgentSetup, Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, add_rank_metrics
 from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests, response_stream
@@ -92,7 +92,7 @@ def generate_responses(
     deterministic: bool = True,
     on_finished: Callable[[Batch], None] = lambda part: None,
     settings: Mapping[str, Any] | None = None,
-    conversations: ConversationSetup | None = None,
+    conversations: ConversationSetup | AgentSetup | None = None,
     version: int | None = None,
 ) -> Batch:
     """Sample ``sampling.n`` responses per prompt; responses to the same prompt are adjacent.
@@ -160,7 +160,7 @@ class Generation:
         deterministic: bool,
         on_finished: Callable[[Batch], None],
         enough: Callable[[Sequence[int]], bool] | None = None,
-        conversations: Conversations | None = None,
+        conversations: Conversations | Sessions | None = None,
         steps_per_call: int | None = None,
         version: int | None = None,
     ) -> None:
@@ -174,7 +174,8 @@ class Generation:
                     f"engine {engine} holds version {found} of the weights, not {version}: it would sample with the "
                     "policy of another step; please report this with the run's options"
                 )
-        self.queue = RequestQueue(len(requests.rows), engines)
+        num_first = len(requests.rows) if conversations is None else conversations.num_first
+        self.queue = RequestQueue(num_first, engines)
         self.calls = EngineCalls(workers, "rollout.advance", copies)
         self.ended: list[int] = []
         """Finished responses, in the order in which they finished."""
@@ -213,7 +214,7 @@ class Generation:
                     idle.remove(engine)
                     self._send(engine, places)
         # 5. Fetch the metrics before cutting, because cutting drops the hidden states.
-        metrics = None if conversations is None else self._rank_metrics()
+        metrics = None if conversations is None else conversations.measured(self._rank_metrics())
         return [] if self.enough is None else self._cut(), metrics
 
     def _call_all(self, method: str) -> list[Any]:
@@ -221,9 +222,8 @@ class Generation:
         return self.workers.run_living(method)[:: self.copies]
 
     def _send(self, engine: int, places: Sequence[int]) -> None:
-        requests = self.requests.of(places)
-        if self.conversations is not None and places:
-            requests = replace(requests, partial=self.conversations.partial(places))
+        conversations = self.conversations
+        requests = self.requests.of(places) if conversations is None else conversations.requests(self.requests, places)
         self.calls.send(engine, requests, self.steps_per_call)
 
     def _take(self, engine: int, finished: Batch | None, num_waiting: int) -> None:
@@ -254,6 +254,7 @@ class Generation:
         cut = [part for part in self._call_all("rollout.cut") if part is not None]
         left = set(range(len(self.requests.rows))).difference(self.ended)
         if self.conversations is not None:
+            assert isinstance(self.conversations, Conversations), "sessions of agents are not carried over"
             for part in cut:
                 self.conversations.update(part)
             return [self.conversations.rows(sorted(left))] if left else []

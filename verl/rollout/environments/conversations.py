@@ -9,7 +9,7 @@ Legend: B = number of episodes; each conversation is one episode.
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step
 from verl.rollout.environments.tools import Call, Turn, tool_schemas, with_types
 from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
+from verl.rollout.requests import ResponseRequests
 
 PROGRAMS = "verl.rollout.programs:Programs"
 """Environment for templates whose programs are run while a response is sampled."""
@@ -101,8 +102,10 @@ def check_conversations(
     field = "rollout.multi_turn.enable=True"
     if not form.chat or tokenizer.chat_template is None:
         raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
-    load_environment(options)
-    Bridges(tokenizer, with_tools(chat_arguments, options), "tool" if options.has_tools else "user", field)
+    if not options.agent.enabled:
+        load_environment(options)
+    role = "tool" if options.has_tools and not options.agent.enabled else "user"
+    Bridges(tokenizer, with_tools(chat_arguments, options), role, field)
 
 
 def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig) -> dict[str, Any]:
@@ -169,13 +172,23 @@ class Conversations:
         self._answering: dict[Future[Answer], tuple[int, Turn]] = {}
 
     @property
+    def num_first(self) -> int:
+        """Number of requests that engines can have at once."""
+        return len(self._all)
+
+    @property
     def waiting(self) -> set[int]:
         """Indices of the conversations whose environment has not replied yet."""
         return {*self._to_answer, *(place for place, _ in self._answering.values())}
 
-    def partial(self, places: Sequence[int]) -> Batch:
-        """Return the columns of the conversations at ``places`` that engines need."""
-        return to_batch([self._all[place] for place in places])
+    def requests(self, requests: ResponseRequests, places: Sequence[int]) -> ResponseRequests:
+        """Return the requests for the next turns of the conversations at ``places``."""
+        chosen = requests.of(places)
+        return replace(chosen, partial=to_batch([self._all[place] for place in places])) if places else chosen
+
+    def measured(self, metrics: Batch | None) -> Batch | None:
+        """Return the rank metrics of conversations, given those of their requests."""
+        return metrics
 
     def rows(self, places: Sequence[int]) -> Batch:
         """Return the conversations at ``places``, with their ``request``, so that they can be resumed later."""
@@ -200,7 +213,9 @@ class Conversations:
             if truncated:
                 self._over.append(place)
             else:
-                self._to_answer[place] = self._turn(conversation, calls)
+                setup = self.setup
+                turn = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, setup.schemas)
+                self._to_answer[place] = turn
         # Async steps are submitted at once; others share processes, so collect them while earlier ones are pending.
         if self.setup.pool.is_async or not self._answering:
             self._submit()
@@ -252,15 +267,6 @@ class Conversations:
             steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
             self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
 
-    def _turn(self, conversation: Conversation, calls: Mapping[str, Any]) -> Turn:
-        tokens = conversation.tokens[len(conversation.tokens) - conversation.open_tokens :]
-        (text,) = decode_responses([tokens], self.setup.tokenizer, self.setup.stop_strings)
-        read = [Call(*call) for call in calls["calls"]]
-        for i, call in enumerate(read):
-            if call.name in self.setup.schemas and isinstance(call.arguments, dict):
-                read[i] = call._replace(arguments=with_types(call.arguments, self.setup.schemas[call.name]))
-        return Turn(text, tokens, read, calls["malformed"])
-
     def _continues(self, conversation: Conversation, turn: Turn, answer: Answer) -> bool:
         """Append the environment's reply and return whether the policy has another turn."""
         setup, options = self.setup, self.setup.options
@@ -287,6 +293,23 @@ class Conversations:
         version = None if conversation.version is None else conversation.version[-1]
         conversation.append(bridge, ENVIRONMENT, logprobs, version)
         return True
+
+
+def read_turn(
+    conversation: PartialResponse,
+    calls: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    stop_strings: Sequence[str],
+    schemas: Mapping[str, Mapping[str, Any]],
+) -> Turn:
+    """Return the last turn of the policy, with the ``calls`` that the engine found in the types of ``schemas``."""
+    tokens = conversation.tokens[len(conversation.tokens) - conversation.open_tokens :]
+    (text,) = decode_responses([tokens], tokenizer, stop_strings)
+    read = [Call(*call) for call in calls["calls"]]
+    for i, call in enumerate(read):
+        if call.name in schemas and isinstance(call.arguments, dict):
+            read[i] = call._replace(arguments=with_types(call.arguments, schemas[call.name]))
+    return Turn(text, tokens, read, calls["malformed"])
 
 
 def policy_turns(batch: Batch) -> list[list[list[int]]]:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.batch import POLICY, Batch
 from verl.config.calculator import CalculatorConfig
+from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_turns
@@ -40,8 +41,14 @@ class Turns:
         """
         self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
         self.max_turns, self.device = options.max_assistant_turns, device
-        has_tools = options.has_tools or bool(tool_schemas(options))
-        self.reader = ToolCallReader(options.format, tokenizer, end_tokens) if has_tools else None
+        self.reader, self.unsupported = None, ""
+        try:
+            if options.has_tools or tool_schemas(options):
+                self.reader = ToolCallReader(options.format, tokenizer, end_tokens)
+        except ConfigError as error:
+            if not options.agent.enabled:
+                raise
+            self.unsupported = str(error)  # raised if an agent brings tools
         self._held: dict[str, tuple[list[Tensor | None], list[int]]] = {}
         """States of the policy tokens of each conversation, and the number of policy tokens in each of its turns."""
 
@@ -75,8 +82,9 @@ class Turns:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return the tool ``calls`` in a turn as (name, arguments) pairs, and whether one is ``malformed``."""
-        return {"calls": [], "malformed": False} if self.reader is None else self.reader.read(tokens)
+        """Return the tool calls in a turn; see :meth:`ToolCallReader.read`. ``unsupported`` is why none can be read."""
+        found = {"calls": [], "malformed": False, "mark": None} if self.reader is None else self.reader.read(tokens)
+        return found | {"unsupported": self.unsupported}
 
     def take_rank_metrics(self) -> Batch | None:
         """Return the rank metrics of the stored states, with ``request``, and drop the states."""

@@ -48,7 +48,13 @@ def turn_metrics(batch: Batch) -> dict[str, float]:
         return {}
     written = batch.response_lengths - batch.policy_lengths
     counts = dict(zip(COUNTS, batch.call_counts.sum(dim=0).tolist(), strict=True))
+    agents = {}
+    if "further_rows" in batch:
+        why = Counter(row["why"] for rows in batch.further_rows for row in rows)
+        agents = {"agent/histories/mean": 1 + why.total() / len(batch)}
+        agents |= {f"agent/further_histories/{reason}": float(count) for reason, count in sorted(why.items())}
     return {
+        **agents,
         **_spread("turns", batch.turns),
         **_spread("environment/tokens", written),
         "environment/tokens/share": (written.sum() / batch.response_lengths.sum()).item(),

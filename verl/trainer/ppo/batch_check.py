@@ -60,7 +60,9 @@ def check_batch(
     starts = (batch.lengths.cumsum(0) - batch.lengths).tolist()
     prompts = [batch.tokens[at : at + n].tolist() for at, n in zip(starts, batch.prompt_lengths.tolist(), strict=True)]
     for row, prompt in enumerate(prompts):
-        if prompt != list(batch.records[row].input_ids):
+        if "further_rows" in batch:
+            prompts[row] = list(batch.records[row].input_ids)  # agents write the prompts
+        elif prompt != list(batch.records[row].input_ids):
             raise inconsistent(f"response {row} has another prompt than its record")
     if not batch.rollout_logprobs[batch.learn_mask].isfinite().all():
         raise inconsistent("tokens without an engine's log-probability would be learned from")

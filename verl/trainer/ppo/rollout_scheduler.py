@@ -144,7 +144,9 @@ class RolloutScheduler:
             batch = self.policy.generate(records, sampling, seed, verification.add, settings)
         verification.submit()
         group = torch.tensor([record.uid for record in prompts])
-        batch.fill(records=prompts, group=group, learned=torch.ones(len(prompts), dtype=torch.bool))
+        # Agents that never asked for a turn have an episode, but no response.
+        learned = batch.turns > 0 if "turns" in batch else torch.ones(len(prompts), dtype=torch.bool)
+        batch.fill(records=prompts, group=group, learned=learned)
         verification.batch = batch
         if timer is not None:
             # Prompts are not counted, because each is processed only once for all its responses.

@@ -6,7 +6,7 @@ Legend: B responses, M tokens in these responses.
 import json
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,10 @@ class SampleLogger:
         for record in records:
             if id(record) not in prompts:
                 prompts[id(record)] = valid_unicode(str(self.tokenizer.decode(record.input_ids)))
+        shown = [prompts[id(record)] for record in records]
+        if "further_rows" in batch:  # agents write the prompts
+            starts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
+            shown = [valid_unicode(str(self.tokenizer.decode(ids))) for ids in starts]
         group, sample = _places(batch.group.tolist())
         extras = [verdict.extras for verdict in verdicts]
         return {
@@ -96,7 +100,7 @@ class SampleLogger:
             "group": np.array(group),
             "sample": np.array(sample),
             "data_source": _texts([valid_unicode(record.data_source) for record in records]),
-            "prompt": _texts([prompts[id(record)] for record in records]),
+            "prompt": _texts(shown),
             "response": _texts([valid_unicode(text) for text in batch.texts]),
             "ground_truth": _texts([json.dumps(record.ground_truth) for record in records]),
             "answer": _texts([valid_unicode(verdict.answer) for verdict in verdicts]),
@@ -106,7 +110,7 @@ class SampleLogger:
             "reward_extra_info": pa.array(
                 [json.dumps(finite_or_null(extra)) if extra else None for extra in extras], pa.large_string()
             ),
-            "prompt_tokens": np.array([len(record.input_ids) for record in records]),
+            "prompt_tokens": batch.prompt_lengths.numpy(),
             "num_tokens": batch.response_lengths.numpy(),
             "truncated": batch.truncated.numpy(),
             **self._conversation_columns(batch),
@@ -117,13 +121,24 @@ class SampleLogger:
         if "source" not in batch:
             return {}
         said = conversation_parts(batch, self.tokenizer)
+        further = {}
+        if "further_rows" in batch:
+            rows = [[self._further_row(row) for row in rows] for rows in batch.further_rows]
+            further["further_rows"] = _texts([valid_unicode(json.dumps(row, ensure_ascii=False)) for row in rows])
         return {
+            **further,
             "conversation": _texts([valid_unicode(json.dumps(turns, ensure_ascii=False)) for turns in said]),
             "turns": batch.turns.numpy(),
             "policy_tokens": batch.policy_lengths.numpy(),
             "environment_reward": batch.environment_rewards.numpy(),
             **{name: counts.numpy() for name, counts in zip(COUNTS, batch.call_counts.unbind(dim=1), strict=True)},
         }
+
+    def _further_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a further history of an agent's session, with why it was opened, its prompt and its parts."""
+        batch = Batch.of([row["prompt_ids"]], [row["tokens"]], source=torch.tensor(row["source"], dtype=torch.uint8))
+        (said,) = conversation_parts(batch, self.tokenizer)
+        return {"why": row["why"], "prompt": str(self.tokenizer.decode(row["prompt_ids"])), "conversation": said}
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
         """Return columns with a list of token values per response; ``logprobs`` names the log-probability column."""

@@ -6,13 +6,14 @@ from typing import Literal
 from torch import Tensor
 
 from verl.algorithms.losses import StepSize
-from verl.algorithms.rollout_correction import mean_rollout_weight
+from verl.algorithms.rollout_correction import mean_rollout_weight, rejection_mask
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.ppo import CriticConfig, PPOConfig
 from verl.single_controller.roles import ModelWorkers, PolicyWorkers
 from verl.trainer.logging.rollout_metrics import filtered_length_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
+from verl.trainer.ppo.further_rows import with_further_rows
 from verl.trainer.training import SkippedUpdates
 from verl.workers.policy_loss import PolicyLoss
 
@@ -62,7 +63,8 @@ class Updates:
         rules = self.config.algorithm.rollout_correction
         metrics: Metrics = {}
         weights = () if rules.rollout_is is None else ("rollout_logprobs",)
-        columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.batch_columns)
+        agents = ("further_rows",) if "further_rows" in batch else ()
+        columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.batch_columns, *agents)
         if rules.rollout_is_batch_normalize and rules.rollout_is is not None:
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
             mean = mean_rollout_weight(*pair, batch.policy_mask.long(), rules.rollout_is, **rules.weight_bounds)
@@ -82,7 +84,25 @@ class Updates:
             fill_first(batch, scored)
             return metrics
 
+        if agents:
+            columns, rows = with_further_rows(columns if rows is None else columns[rows], self._score), None
         return metrics | self._run("actor", columns, rows, update, step)
+
+    def _score(self, further: Batch) -> Batch:
+        """Return what the models and rules compute of an agent's further histories before an update."""
+        with self.timer.phase("old_log_prob"):
+            scored = self.policy.compute_logprobs(further)
+        self.timer.count("old_log_prob", Work.of(further.lengths))
+        scored.fill(old_logprobs=further.rollout_logprobs if self.config.actor.bypass_mode else scored.logprobs)
+        if self.config.uses_reference:
+            with self.timer.phase("ref"):
+                reference = ModelWorkers.map_rows(self.policy, "compute_ref_logprobs", further.columns("tokens"))
+            scored.fill(ref_logprobs=reference.logprobs)
+        mask, rules = further.policy_mask, self.config.algorithm.rollout_correction.rejections
+        if rules:
+            pair = (further.pad(scored.logprobs, 0.0), further.padded("rollout_logprobs"))
+            mask, _ = rejection_mask(*pair, mask, rules)
+        return scored.fill(learn_mask=mask)
 
     def _run(
         self,
@@ -106,15 +126,23 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to learn from.
+    """Yield mini-batches of ``num_rows`` responses (sessions, where they are agents'), each with the numbers of tokens and responses to learn from.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.
     """
-    for mini in batch.split(num_rows):
+    for mini in batch.split(num_rows) if "episode" not in batch else by_episode(batch, num_rows):
         num_tokens = int(mini.learn_mask.sum())
         if num_tokens:
-            yield mini, num_tokens, int(mini.learned_responses.sum())
+            learned = mini.learned_responses
+            num_sequences = int(learned.sum() if "episode" not in mini else len(mini.episode[learned].unique()))
+            yield mini, num_tokens, num_sequences
+
+
+def by_episode(batch: Batch, num_episodes: int) -> Iterator[Batch]:
+    """Yield the rows of ``num_episodes`` consecutive sessions of agents at a time."""
+    for start in range(0, int(batch.episode[-1]) + 1, num_episodes):
+        yield batch[(batch.episode >= start) & (batch.episode < start + num_episodes)]
 
 
 def fill_first(batch: Batch, scored: Batch) -> None:

@@ -1,0 +1,213 @@
+"""HTTP server in a thread of the driver, at which agents find the policy.
+
+Every session has an address of its own with a secret in its path; nothing else answers. Requests become events, which the
+thread that samples reads, and wait for its reply.
+"""
+
+import asyncio
+import json
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from aiohttp import web
+
+from verl.config.errors import ConfigError
+from verl.rollout.agents.protocol import MODEL, ChatRequest, ProtocolError, read_request, stream_events
+
+MAX_BODY_BYTES = 8 << 20
+"""Maximum size of a request's body."""
+
+BODY_TIMEOUT_S = 30.0
+"""Maximum seconds in which the body of a request must arrive."""
+
+MAX_PENDING = 64
+"""Maximum number of requests of one session that wait for a reply."""
+
+
+class Reply:
+    """Place for the reply to a request, which any thread may fill once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+
+    def set(self, outcome: dict[str, Any] | ProtocolError) -> None:
+        """Fill the reply; a further call has no effect."""
+        # The loop is closed once the run ends.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._set, outcome)
+
+    def _set(self, outcome: dict[str, Any] | ProtocolError) -> None:
+        if not self._future.done():
+            if isinstance(outcome, ProtocolError):
+                self._future.set_exception(outcome)
+            else:
+                self._future.set_result(outcome)
+
+    async def get(self) -> dict[str, Any]:
+        """Wait for the reply; raise it if it is an error."""
+        return await self._future
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Event: a session asks for a turn."""
+
+    session: int
+    request: ChatRequest
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Event: an agent has ended, or its process has."""
+
+    session: int
+    reward: float = 0.0
+    failure: str = ""
+    """Why the agent failed, or an empty string if it returned."""
+
+
+@dataclass
+class _Session:
+    number: int
+    pending: int = 0
+
+
+@dataclass
+class Endpoint:
+    """Server of chat completions for the open sessions.
+
+    Raises:
+        ConfigError: If the server cannot listen at ``address``, an IP address or host name.
+    """
+
+    address: str
+    events: SimpleQueue[Asked | Ended] = field(default_factory=SimpleQueue)
+    """What has happened and was not read yet."""
+
+    def __post_init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
+        """Open sessions by their secret."""
+        self._over = set[int]()
+        """Numbers of sessions that have been closed and whose processes may still run."""
+        self._control = secrets.token_urlsafe(24)
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="agent-endpoint", daemon=True)
+        self._thread.start()
+        try:
+            self.port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        except OSError as error:
+            self._stop_loop()
+            field = "rollout.multi_turn.agent.address"
+            raise ConfigError(f"{field}={self.address!r}: {error}; name an address of this machine") from error
+
+    @property
+    def origin(self) -> str:
+        """Beginning of all addresses."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}"
+
+    @property
+    def control_url(self) -> str:
+        """Address to which the processes of agents report."""
+        return f"{self.origin}/{self._control}"
+
+    def open(self, numbers: list[int]) -> dict[int, str]:
+        """Open sessions and return the base URL of each; the addresses and events of earlier ones are gone."""
+        self.events, self._control = SimpleQueue(), secrets.token_urlsafe(24)
+        keys = {number: secrets.token_urlsafe(24) for number in numbers}
+        self._over.clear()
+        self._sessions = {key: _Session(number) for number, key in keys.items()}
+        return {number: f"{self.origin}/{key}/v1" for number, key in keys.items()}
+
+    def close_session(self, number: int) -> None:
+        """Close a session: its address no longer answers, and its process is told to stop."""
+        self._over.add(number)
+        for key in [key for key, session in list(self._sessions.items()) if session.number == number]:
+            self._sessions.pop(key, None)
+
+    def close(self) -> None:
+        """Stop the server."""
+        with suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=5)
+        self._stop_loop()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+
+    async def _start(self) -> int:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/{key}/v1/chat/completions", self._chat)
+        app.router.add_get("/{key}/v1/models", self._models)
+        app.router.add_post("/{key}", self._report)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=30.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.address, 0)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    def _session(self, request: web.Request) -> _Session:
+        session = self._sessions.get(request.match_info["key"])
+        if session is None:
+            raise ProtocolError(404, "no_session", "there is no such session, or it has ended")
+        return session
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        try:
+            session = self._session(request)
+            asked = read_request(await _json(request))
+            if session.pending >= MAX_PENDING:
+                raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
+            reply = Reply()
+            session.pending += 1
+            try:
+                self.events.put(Asked(session.number, asked, reply))
+                whole = await reply.get()
+            finally:
+                session.pending -= 1
+        except ProtocolError as error:
+            return web.json_response(error.body(), status=error.status)
+        if not asked.stream:
+            return web.json_response(whole)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        for event in stream_events(whole, asked.include_usage):
+            await response.write(f"data: {event}\n\n".encode())
+        await response.write_eof()
+        return response
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            self._session(request)
+        except ProtocolError as error:
+            return web.json_response(error.body(), status=error.status)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "verl"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _report(self, request: web.Request) -> web.Response:
+        """Take the ends of sessions from a process of agents, and return the sessions that it shall stop."""
+        if not secrets.compare_digest(request.match_info["key"], self._control):
+            raise web.HTTPNotFound
+        for session, reward, failure in await _json(request):
+            self.events.put(Ended(session, reward, failure))
+        return web.json_response(sorted(self._over))
+
+
+async def _json(request: web.Request) -> Any:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return json.loads(await request.read())
+    except TimeoutError as error:
+        raise ProtocolError(408, "timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise ProtocolError(413, "too_large", f"the body has more than {MAX_BODY_BYTES} bytes") from error
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(400, "invalid_json", "the body is no JSON") from error
+
+

@@ -1,0 +1,299 @@
+"""Runs agents in processes of their own: coroutines, functions in threads, or commands.
+
+Each process plays a share of the sessions. It reports their ends to the endpoint, which answers with the sessions that it
+has closed in the meantime, because of a time limit for example; these are cancelled or killed.
+"""
+
+import asyncio
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+import traceback
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from inspect import iscoroutinefunction
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Self
+
+from verl.config.rollout import AgentConfig, MultiTurnConfig
+from verl.data.prompt_record import PromptRecord
+from verl.rollout.agents.endpoint import Asked, Endpoint, Ended
+from verl.utils.files import open_to_write
+from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
+from verl.utils.user_code import check_signature, load_code
+
+FIELD = "rollout.multi_turn.agent"
+
+EXCHANGE_S = 0.1
+"""Seconds between two reports of a process, unless a session ends earlier."""
+
+STOP_S = 5.0
+"""Seconds that a cancelled session has to end before its process is replaced."""
+
+NEVER_S = 30 * 86400.0
+"""Time limit of a process's share of sessions; each session has a limit of its own, which the driver watches."""
+
+MAX_OUTPUT_BYTES = 1 << 16
+"""Number of bytes at the end of a command's output in which its reward is looked for."""
+
+
+class Share(NamedTuple):
+    """Sessions that one process plays."""
+
+    control_url: str
+    sessions: list[tuple[int, PromptRecord, str]]
+    """Number, record and base URL of each session."""
+    at_once: int
+    """Maximum number of sessions that run at the same time; the next one starts when one ends."""
+
+
+def load_agent(options: AgentConfig) -> Any:
+    """Load the function ``path`` or return the words of ``command``.
+
+    Raises:
+        ConfigError: If it cannot be loaded, or does not take ``(record, base_url, api_key)``.
+    """
+    if options.command is not None:
+        return shlex.split(options.command)
+    assert options.path is not None, "AgentConfig.enabled"
+    agent = load_code(options.path, f"{FIELD}.path")
+    check_signature(f"{FIELD}.path={options.path!r}", agent, ["record", "base_url", "api_key"], {})
+    return agent
+
+
+class AgentPool(KillablePool):
+    """Processes that run agents, and the endpoint that their requests reach."""
+
+    role = "user"
+    """Role whose messages the chat template must be able to append."""
+
+    def __init__(self, options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None) -> None:
+        """Prepare the processes.
+
+        Args:
+            busy_cores: Number of this machine's cores that other work occupies.
+            log: File that gets what agents print, or None to leave it on standard output.
+
+        Raises:
+            ConfigError: See :func:`load_agent` and :class:`Endpoint`.
+        """
+        self.options, self.log = options, log
+        load_agent(options.agent)
+        num_processes = options.num_workers or spare_cores(busy_cores)
+        super().__init__(
+            "agent process",
+            "rollout.multi_turn",
+            num_processes,
+            NEVER_S,
+            options.memory_limit_mb,
+            _prepare,
+            options.agent,
+            log,
+            users_code=True,
+        )
+        self.at_once = max(1, options.agent.max_sessions // num_processes)
+
+    def __enter__(self) -> Self:
+        self.endpoint = Endpoint(self.options.agent.address)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.endpoint.close()
+        self.close()
+
+    def play(self, records: Sequence[PromptRecord]) -> list[list[int]]:
+        """Start a session for each record, and return the sessions of each process in the order in which they start."""
+        numbers = list(range(len(records)))
+        urls = self.endpoint.open(numbers)
+        size = math.ceil(len(records) / self.num_processes)
+        shares = [numbers[i : i + size] for i in range(0, len(numbers), size)]
+        control = self.endpoint.control_url
+        sent = [Share(control, [(n, records[n], urls[n]) for n in share], self.at_once) for share in shares]
+        self.submit(self._play, sent, self.endpoint.events)
+        return shares
+
+    def _play(self, shares: list[Share], events: SimpleQueue[Asked | Ended]) -> None:
+        try:
+            outcomes: list[Any] = self.run(_play_share, shares)
+        except Exception as error:  # reported as the end of every session
+            outcomes = [error] * len(shares)
+        for share, outcome in zip(shares, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                # A session that has ended before is not ended again.
+                reason = failure_reason(outcome) or f"{type(outcome).__name__}: {outcome}"
+                for number, _, _ in share.sessions:
+                    events.put(Ended(number, 0.0, f"its process ended ({reason})"))
+
+
+# --- In the processes ---
+
+_AGENT: list[tuple[Any, AgentConfig]] = []
+
+_THREADS: list[threading.Thread] = []
+"""Threads in which functions run that are no coroutines."""
+
+
+def _prepare(options: AgentConfig, log: Path | None) -> None:
+    """Prepare a process of the pool."""
+    if log is not None:
+        file = open_to_write(log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+    _AGENT[:] = [(load_agent(options), options)]
+
+
+def _play_share(share: Share) -> None:
+    """Play the sessions of a share and report their ends until all have ended or were closed."""
+    ended = SimpleQueue[tuple[int, float, str]]()
+    running = set[int]()
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    room = asyncio.Semaphore(share.at_once)
+    tasks: dict[int, Future[None]] = {}
+    for number, record, url in share.sessions:
+        coroutine = _play_session(room, running, ended, number, record, url)
+        tasks[number] = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    left = set(tasks)
+    while left:
+        reports = []
+        with suppress(Empty):
+            reports.append(ended.get(timeout=EXCHANGE_S))
+            while True:
+                reports.append(ended.get_nowait())
+        closed = _report(share.control_url, reports)
+        closed = left if closed is None else closed & left
+        for number in closed:
+            tasks[number].cancel()
+        left = left - closed - {number for number, _, _ in reports}
+    # A session that was closed may still hold its thread, or block the loop; only a new process is rid of it.
+    deadline = time.monotonic() + STOP_S
+    while running or any(thread.is_alive() for thread in _THREADS):
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.01)
+    _THREADS.clear()
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def _report(url: str, reports: list[tuple[int, float, str]]) -> set[int] | None:
+    """Report the ends of sessions, and return the sessions to stop, or None for all."""
+    body, headers = json.dumps(reports).encode(), {"Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as reply:
+            return set(json.load(reply))
+    except (OSError, ValueError):  # the run has ended, or samples the next step
+        return None
+
+
+async def _play_session(
+    room: asyncio.Semaphore,
+    running: set[int],
+    ended: "SimpleQueue[tuple[int, float, str]]",
+    number: int,
+    record: PromptRecord,
+    url: str,
+) -> None:
+    async with room:
+        running.add(number)
+        try:
+            reward, failure = await _outcome(record, url), ""
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # an agent may raise anything, and costs its own episode
+            traceback.print_exc()
+            reward, failure = 0.0, f"{type(error).__name__}: {error}"[:500]
+        finally:
+            running.discard(number)
+        ended.put((number, reward, failure))
+
+
+async def _outcome(record: PromptRecord, url: str) -> float:
+    """Run the agent once and return its reward, 0 if it has none."""
+    ((agent, options),) = _AGENT
+    api_key = url.rsplit("/", 2)[-2]
+    if options.command is not None:
+        returned = await _run_command(agent, record, url, api_key)
+    elif iscoroutinefunction(agent):
+        returned = await agent(record, url, api_key)
+    else:
+        returned = await _in_thread(partial(agent, record, url, api_key))
+    if returned is None:
+        return 0.0
+    reward = float(returned)
+    if not math.isfinite(reward):
+        raise ValueError(f"the agent returned the reward {reward}; expected None or a finite number")
+    return reward
+
+
+async def _in_thread(call: partial[Any]) -> Any:
+    """Call a function in a daemon thread; unlike executors' threads, one that hangs keeps no process alive."""
+    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def run() -> None:
+        outcome: Any = None
+        failure: BaseException | None = None
+        try:
+            outcome = call()
+        except BaseException as error:  # raised by the coroutine
+            failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+
+        def settle() -> None:
+            if not future.done():
+                future.set_result(outcome) if failure is None else future.set_exception(failure)
+
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle)
+
+    _THREADS.append(threading.Thread(target=run, daemon=True))
+    _THREADS[-1].start()
+    return await future
+
+
+async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:
+    """Run a command with the record on its standard input, and return the reward in its last line, if it has one."""
+    environment = os.environ | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": api_key}
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=sys.stderr.fileno(),
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(ConnectionError):
+            process.stdin.write(json.dumps(asdict(record), default=str).encode())
+            await process.stdin.drain()
+        process.stdin.close()
+        output = b""
+        while chunk := await process.stdout.read(MAX_OUTPUT_BYTES):
+            output = (output + chunk)[-MAX_OUTPUT_BYTES:]
+        code = await process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if code:
+        raise RuntimeError(f"the command ended with code {code}")
+    return read_reward(output.decode(errors="replace"))
+
+
+def read_reward(output: str) -> float | None:
+    """Return the reward in the last line of a command's output, ``{"reward": 1.0}``, or None if there is none."""
+    lines = output.strip().splitlines()
+    with suppress(ValueError, RecursionError):
+        last = json.loads(lines[-1]) if lines else None
+        if isinstance(last, dict) and isinstance(last.get("reward"), int | float):
+            return float(last["reward"])
+    return None

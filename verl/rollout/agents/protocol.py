@@ -1,0 +1,227 @@
+"""OpenAI's chat completions: requests of agents as the trainer reads them, and the replies that clients expect."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl.rollout.environments.tools import Call, read_arguments
+
+Message = dict[str, Any]
+"""Message with ``role``, ``content`` as text and, if it has any, ``tool_calls`` with their arguments as a mapping."""
+
+MODEL = "policy"
+"""Name of the policy in replies; the name in requests is ignored."""
+
+IGNORED = ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p")
+"""Fields of a request that the run's own sampling options replace."""
+
+
+class ProtocolError(Exception):
+    """Reply of the protocol other than a completion.
+
+    Args:
+        status: HTTP status.
+        code: Value of ``error.code``, such as ``context_length_exceeded``.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON body of the reply."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A validated request for one turn."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    max_tokens: int | None
+    """Maximum number of tokens of this turn, or None for as many as the response may have."""
+    stop: list[str]
+    stream: bool
+    include_usage: bool
+    """Whether the last event of a stream has the ``usage``."""
+    logprobs: bool
+    ignored: tuple[str, ...]
+    """Names of fields in which the request differs from what it gets, because the run's options apply."""
+
+
+def read_request(body: Any) -> ChatRequest:
+    """Return the request in a JSON body.
+
+    Raises:
+        ProtocolError: If the request is malformed, or asks for a distribution that the trainer does not have.
+    """
+    _expect(isinstance(body, dict), "the body", "a JSON object")
+    messages, tools = body.get("messages"), body.get("tools") or []
+    _expect(isinstance(messages, list) and messages, "messages", "a list of at least one message")
+    _expect(isinstance(tools, list), "tools", "a list")
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        _expect(named, "tools", "functions with a name, {'type': 'function', 'function': {'name': ...}}")
+    if body.get("n") not in (None, 1):
+        raise _refused("n", "one completion a request; send the request again for another")
+    form = body.get("response_format")
+    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
+        raise _refused("response_format", "constrained decoding would sample another distribution than the policy's")
+    if body.get("functions") or body.get("function_call"):
+        raise _refused("functions", "use tools")
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise _refused("tool_choice", "a call that is forced is not the policy's own; use 'auto' or 'none'")
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
+    for limit in limits:
+        _expect(isinstance(limit, int) and not isinstance(limit, bool) and limit > 0, "max_tokens", "a positive number")
+    stop = body.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    _expect(isinstance(stop, list) and all(isinstance(s, str) and s for s in stop) and len(stop) <= 16, "stop", "texts")
+    stream_options = body.get("stream_options")
+    return ChatRequest(
+        messages=[_message(message) for message in messages],
+        tools=[] if choice == "none" else tools,
+        max_tokens=min(limits, default=None),
+        stop=stop,
+        stream=body.get("stream") is True,
+        include_usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
+        logprobs=body.get("logprobs") is True,
+        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+    )
+
+
+def _expect(condition: object, field: str, expected: str) -> None:
+    if not condition:
+        raise ProtocolError(400, "invalid_request", f"{field}: expected {expected}")
+
+
+def _refused(field: str, why: str) -> ProtocolError:
+    return ProtocolError(400, "unsupported", f"{field}: {why}")
+
+
+def _message(message: Any) -> Message:
+    _expect(isinstance(message, dict), "messages", "objects")
+    role = message.get("role")
+    _expect(isinstance(role, str) and role, "messages", "a role in each")
+    read: Message = {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        _expect(isinstance(calls, list), "tool_calls", "a list")
+        read["tool_calls"] = [_call(call) for call in calls]
+    # The template may show which tool a message is from; ids are ours and say nothing to the policy.
+    if isinstance(message.get("name"), str):
+        read["name"] = message["name"]
+    return read
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        for part in content:
+            is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
+            _expect(is_text, "content", "text; the policy reads neither images nor sound")
+        content = "".join(part["text"] for part in content)
+    _expect(isinstance(content, str), "content", "text, or a list of parts of text")
+    # Half of a surrogate pair, which JSON can write and tokenizers cannot encode, becomes a question mark.
+    return str(content).encode(errors="replace").decode()
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    named = isinstance(function, dict) and isinstance(function.get("name"), str)
+    _expect(named, "tool_calls", "functions with a name")
+    arguments = read_arguments(function.get("arguments") or {})
+    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def same_message(ours: Message, theirs: Message) -> bool:
+    """Return whether two messages say the same; clients may strip text, and drop fields that they do not know."""
+    return _identity(ours) == _identity(theirs)
+
+
+def _identity(message: Message) -> tuple[Any, ...]:
+    calls = [
+        (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
+        for call in message.get("tool_calls", ())
+    ]
+    return message["role"], message["content"].strip(), calls
+
+
+def assistant_message(content: str, calls: Sequence[Call]) -> Message:
+    """Return a turn of the policy as a message."""
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls
+        ]
+    return message
+
+
+def completion(
+    identity: str,
+    message: Message,
+    finish_reason: str,
+    num_tokens: tuple[int, int],
+    logprobs: Sequence[tuple[str, float]] | None,
+) -> dict[str, Any]:
+    """Return the body of a chat completion.
+
+    Args:
+        identity: Unique name of the reply within its session, from which ids follow.
+        finish_reason: ``stop`` or ``length``; a message with calls has ``tool_calls``.
+        num_tokens: Number of tokens of the prompt and of the completion.
+        logprobs: Text and log-probability of each token in nats, or None if the request does not ask for them.
+    """
+    said: dict[str, Any] = {"role": "assistant", "content": message["content"], "refusal": None}
+    if calls := message.get("tool_calls"):
+        said["content"] = message["content"] or None
+        said["tool_calls"] = [
+            {
+                "id": f"call_{identity}_{i}",
+                "type": "function",
+                "function": {"name": call["function"]["name"], "arguments": _as_text(call["function"]["arguments"])},
+            }
+            for i, call in enumerate(calls)
+        ]
+        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+    shown = None
+    if logprobs is not None:
+        content = [
+            {"token": token, "logprob": value, "bytes": list(token.encode(errors="replace")), "top_logprobs": []}
+            for token, value in logprobs
+        ]
+        shown = {"content": content, "refusal": None}
+    prompt, new = num_tokens
+    return {
+        "id": f"chatcmpl-{identity}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [{"index": 0, "message": said, "logprobs": shown, "finish_reason": finish_reason}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new},
+    }
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def stream_events(whole: Mapping[str, Any], include_usage: bool) -> list[str]:
+    """Return a completion as the data of server-sent events: one with everything, the end, and ``[DONE]``."""
+    choice = whole["choices"][0]
+    delta = {name: value for name, value in choice["message"].items() if name != "refusal"}
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
+    head = {name: whole[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    said = {"index": 0, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
+    end = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+    events = [head | {"choices": [said]}, head | {"choices": [end]}]
+    if include_usage:
+        events.append(head | {"choices": [], "usage": whole["usage"]})
+    return [*(json.dumps(event) for event in events), "[DONE]"]

@@ -1,0 +1,464 @@
+"""Sessions of agents as conversations of the run's engines.
+
+A session is an episode, and a request of it a turn. A request whose messages extend those that a row holds continues that
+row: its tokens stay as they were sampled, and a bridge follows. Any other request opens a further row of the episode,
+because the agent compacted its history, dropped thoughts, or started another one.
+
+Legend: B sessions.
+"""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from queue import Empty
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from verl.batch import ENVIRONMENT, Batch
+from verl.config.errors import ConfigError
+from verl.config.rollout import MultiTurnConfig
+from verl.data.prompt_record import PromptRecord
+from verl.data.responses import token_pieces
+from verl.data.templates import render_chat
+from verl.rollout.agents.endpoint import Asked, Ended
+from verl.rollout.agents.pool import FIELD, AgentPool
+from verl.rollout.agents.protocol import (
+    ChatRequest,
+    Message,
+    ProtocolError,
+    assistant_message,
+    completion,
+    same_message,
+)
+from verl.rollout.environments.bridges import Bridges
+from verl.rollout.environments.conversations import CHARS_PER_TOKEN, Conversation, read_turn, to_rows
+from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG
+from verl.rollout.partial import from_batch, to_batch
+from verl.rollout.queue import RequestQueue
+from verl.rollout.requests import ResponseRequests
+from vllm_patches.streams import substream
+
+REASONS = ("edited", "assistant", "tools", "repeated", "parallel", "other")
+"""Why a request opened a further row: an earlier message differs; an assistant's message differs from what was sampled;
+other tools; the same history as an earlier request; the row that it extends is being sampled; no common message."""
+CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls", "malformed", "failures", "timeouts"))
+
+
+class AgentSetup:
+    """Setup of a run's agents.
+
+    Args:
+        max_prompt_length: Maximum number of tokens of the messages with which a row begins.
+        max_response_length: Maximum number of tokens of a row after these.
+        chat_arguments: Arguments of the chat template.
+        say: Prints a line.
+    """
+
+    def __init__(
+        self,
+        options: MultiTurnConfig,
+        max_prompt_length: int,
+        max_response_length: int,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_arguments: Mapping[str, Any],
+        stop_strings: Sequence[str],
+        pool: AgentPool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.options, self.pool, self.tokenizer, self.stop_strings = options, pool, tokenizer, stop_strings
+        self.max_prompt_length, self.max_response_length = max_prompt_length, max_response_length
+        self.chat_arguments = dict(chat_arguments)
+        self._bridges: dict[str, Bridges] = {}
+        self._say, self._noted = say, set[str]()
+
+    def note(self, line: str) -> None:
+        """Print a line once."""
+        if line not in self._noted:
+            self._noted.add(line)
+            self._say(line)
+
+    def begin(self, records: Sequence[PromptRecord], partial: Batch | None) -> "Sessions":
+        """Start a session for each record."""
+        assert partial is None, "MultiTurnConfig.check refuses agents whose sessions are carried over"
+        return Sessions(self, records)
+
+    def bridges(self, tools: Sequence[Mapping[str, Any]]) -> Bridges:
+        """Return the bridges of conversations with these tools."""
+        key = json.dumps(tools, sort_keys=True)
+        if key not in self._bridges:
+            arguments = self.chat_arguments | ({"tools": list(tools)} if tools else {})
+            self._bridges[key] = Bridges(self.tokenizer, arguments, "user", "rollout.multi_turn.enable=True")
+        return self._bridges[key]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the tokens of a row's first messages."""
+        return render_chat(messages, self.tokenizer, self.chat_arguments | ({"tools": list(tools)} if tools else {}))
+
+
+@dataclass
+class Row(Conversation):
+    """One history of a session, with its tokens."""
+
+    session: int = field(kw_only=True)
+    branch: tuple[int, int] | None = None
+    """Digest of the first messages' tokens and ordinal among rows that begin with them, from which the random stream of
+    a further row follows; None for the first row, which has the stream of the response."""
+    why: str = ""
+    """Why this row was opened, one of ``REASONS``, or an empty string for the first."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    history: list[Message] = field(default_factory=list)
+    """Messages that the tokens hold, the policy's included."""
+    asked: Asked | None = None
+    """Request that is being sampled, or None if there is none, or the agent never asked."""
+    answered: int = -1
+    """Ordinal of the row's last turn among all turns of the session."""
+
+
+@dataclass
+class Session:
+    """Session of one agent."""
+
+    record: PromptRecord
+    share: list[int]
+    """Sessions of the same process that have not been started."""
+    rows: list[int] = field(default_factory=list)
+    """Places of the session's rows."""
+    is_live: bool = False
+    """Whether its agent was started and has not ended."""
+    has_ended: bool = False
+    turns: int = 0
+    reward: float = 0.0
+    failure: str = ""
+    """Why the agent failed, or an empty string."""
+    timed_out: bool = False
+    thinks_since: float = 0.0
+    """Time since which the run waits for the agent."""
+    begun: Counter[int] = field(default_factory=Counter)
+    """Number of further rows by the digest of the tokens with which they begin."""
+
+
+class Sessions:
+    """Conversations of agents in one call of the engines, with the interface of ``Conversations``.
+
+    Places 0 to B - 1 are the sessions' first rows; further rows have the next ones.
+    """
+
+    num_first = 0
+    """Number of requests that engines can have at once: none, before agents have asked."""
+
+    def __init__(self, setup: AgentSetup, records: Sequence[PromptRecord]) -> None:
+        self.setup = setup
+        shares = setup.pool.play(records)
+        self._events = setup.pool.endpoint.events
+        self._sessions = [Session(record, []) for record in records]
+        self._rows: dict[int, Row] = {}
+        self._sampling = set[int]()
+        """Places that engines have or will be sent."""
+        self._next = len(records)
+        self._over: list[int] = []
+        """Sessions that have ended since the last call of :meth:`over`."""
+        self._main: dict[int, int] = {}
+        """Place of the row that stands for each session that is over."""
+        for share in shares:
+            left = list(share)
+            for number in share:
+                self._sessions[number].share = left
+            for _ in range(min(setup.pool.at_once, len(share))):
+                self._start(left)
+
+    @property
+    def waiting(self) -> set[int]:
+        """Places that engines do not have."""
+        return set(range(self._next)) - self._sampling
+
+    def requests(self, requests: ResponseRequests, places: Sequence[int]) -> ResponseRequests:
+        """Return the requests for the turns at ``places``, given those for the B responses."""
+        rows = [self._rows[place] for place in places]
+        streams = [requests.streams[row.session] for row in rows]
+        return replace(
+            requests,
+            rows=list(places),
+            prompt_ids=[row.prompt_ids for row in rows],
+            streams=[_branched(stream, row) for stream, row in zip(streams, rows, strict=True)],
+            overrides=None if requests.overrides is None else [requests.overrides[row.session] for row in rows],
+            partial=to_batch(rows) if rows else None,
+            max_tokens=[1 if row.asked is None else row.asked.request.max_tokens for row in rows],
+            stop=[[] if row.asked is None else row.asked.request.stop for row in rows],
+        )
+
+    def take(self, part: Batch) -> None:
+        """Accept finished turns and send them to their agents."""
+        facts = zip(part.request.tolist(), part.calls, part.truncated.tolist(), strict=True)
+        for response, (place, calls, truncated) in zip(from_batch(part), facts, strict=True):
+            row = self._rows[place]
+            row.tokens, row.source = response.tokens, response.source
+            row.rollout_logprobs, row.version = response.rollout_logprobs, response.version
+            row.truncated = truncated and len(row.tokens) >= self.setup.max_response_length
+            row.counts[-1] += calls["prefilled"]
+            self._sampling.discard(place)
+            if row.asked is not None:
+                self._answer(row, row.asked, calls, truncated)
+            self._finish(row.session)
+
+    def resume(self, queue: RequestQueue, deterministic: bool, wait: bool) -> bool:
+        """Take what agents have asked, and return whether any session is not over.
+
+        Args:
+            queue: Queue to which the places of new turns are added.
+            deterministic: Whether to wait until every agent that was started waits for a turn or has ended.
+            wait: Whether to wait for at least one request if no agent waits for a turn.
+        """
+        asked: list[Asked] = []
+        while True:
+            thinking = self._thinking(asked)
+            for event in self._read_events(thinking if wait else []):
+                if isinstance(event, Asked):
+                    asked.append(event)
+                else:
+                    self._end(event)
+            if not (wait and self._thinking(asked) and (deterministic or not asked)):
+                break
+        # In the order of sessions, because places and the assignment to engines would otherwise depend on timing.
+        before = set(self._sampling)
+        for event in sorted(asked, key=lambda event: event.session):
+            try:
+                self._accept(event)
+            except ProtocolError as error:
+                event.reply.set(error)
+        for number in range(len(self._sessions)):
+            self._finish(number)
+        queue.resume(sorted(self._sampling - before))
+        return len(self._main) < len(self._sessions)
+
+    def over(self) -> Batch | None:
+        """Return the sessions that have ended since the last call, a row each, or None if there are none.
+
+        A session is represented by the row with its last turn; ``further_rows`` holds the others.
+
+        Raises:
+            ConfigError: If every agent has failed before it asked for a turn.
+        """
+        numbers, self._over = self._over, []
+        if not numbers:
+            return None
+        failures = [session.failure for session in self._sessions if session.failure and not session.turns]
+        if len(failures) == len(self._sessions):
+            raise ConfigError(
+                f"{FIELD}: every agent failed before it asked for a turn: {failures[0]}; {ENVIRONMENT_LOG} in the "
+                "run's folder has what they printed"
+            )
+        main, further = [], []
+        for number in numbers:
+            session, place = self._sessions[number], self._main[number]
+            row, others = self._rows[place], [self._rows[other] for other in session.rows if other != place]
+            row.turns, row.reward = session.turns, session.reward
+            for other in others:
+                row.counts = [a + b for a, b in zip(row.counts, other.counts, strict=True)]
+            row.counts[FAILURES] += int(bool(session.failure) and not session.timed_out)
+            row.counts[TIMEOUTS] += int(session.timed_out)
+            main.append(row)
+            further.append([_saved(other) for other in others])
+        truncated = torch.tensor([row.truncated for row in main])
+        rows = to_rows(main).without("environment_states").fill(request=torch.tensor(numbers), truncated=truncated)
+        return rows.fill(further_rows=further)
+
+    def measured(self, metrics: Batch | None) -> Batch | None:
+        """Return the rank metrics of the rows that stand for sessions, with the session as ``request``."""
+        if metrics is None:
+            return None
+        session_of = {place: number for number, place in self._main.items()}
+        metrics = metrics[torch.tensor([place in session_of for place in metrics.request.tolist()])]
+        return metrics.fill(request=torch.tensor([session_of[place] for place in metrics.request.tolist()]))
+
+    # --- Agents ---
+
+    def _start(self, share: list[int]) -> None:
+        """Note that the next session of a share has started."""
+        if share:
+            session = self._sessions[share.pop(0)]
+            session.is_live, session.thinks_since = True, time.monotonic()
+
+    def _thinking(self, asked: Sequence[Asked]) -> list[int]:
+        """Return the sessions whose agents run, but wait for no turn."""
+        asking = {event.session for event in asked} | {self._rows[place].session for place in self._sampling}
+        return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
+
+    def _read_events(self, thinking: Sequence[int]) -> list[Asked | Ended]:
+        """Return what has happened, after waiting for an event or a time limit of the sessions ``thinking``, if any."""
+        found: list[Asked | Ended] = []
+        limit, since = self.setup.options.agent.timeout_s, {n: self._sessions[n].thinks_since for n in thinking}
+        try:
+            if thinking:
+                found.append(self._events.get(timeout=max(0.0, min(since.values()) + limit - time.monotonic())))
+            while True:
+                found.append(self._events.get_nowait())
+        except Empty:
+            pass
+        alive = {event.session for event in found}
+        for number in thinking:
+            if number not in alive and time.monotonic() >= since[number] + limit:
+                self._sessions[number].timed_out = True
+                self.setup.note(
+                    f"note: an agent asked nothing for {FIELD}.timeout_s={limit:g} s and was stopped; with such agents "
+                    "a run is not reproducible"
+                )
+                found.append(Ended(number, 0.0, f"asked nothing for {limit:g} s"))
+        return found
+
+    def _end(self, event: Ended) -> None:
+        session = self._sessions[event.session]
+        if not session.has_ended:
+            session.is_live, session.has_ended = False, True
+            session.reward, session.failure = event.reward, event.failure
+            self.setup.pool.endpoint.close_session(event.session)
+            if event.session in session.share:
+                session.share.remove(event.session)
+            else:
+                self._start(session.share)
+
+    def _finish(self, number: int) -> None:
+        """Note that a session is over if its agent has ended and no turn of it is being sampled."""
+        session = self._sessions[number]
+        if not session.has_ended or number in self._main or self._sampling.intersection(session.rows):
+            return
+        if not session.rows:
+            # Nothing is learned from such a session; one token keeps its row in every later computation.
+            self._open(number, number, Row(session.record.input_ids, record=session.record, session=number))
+            return
+        self._main[number] = max(session.rows, key=lambda place: self._rows[place].answered)
+        self._over.append(number)
+
+    # --- Turns ---
+
+    def _accept(self, event: Asked) -> None:
+        """Add the turn that an agent asks for to a row.
+
+        Raises:
+            ProtocolError: If the session has no turn, row or token left, or the template refuses the messages.
+        """
+        session, request, options = self._sessions[event.session], event.request, self.setup.options
+        if session.has_ended:
+            raise ProtocolError(404, "no_session", "the session has ended")
+        most = options.max_assistant_turns
+        if most is not None and session.turns + len(self._sampling.intersection(session.rows)) >= most:
+            raise ProtocolError(400, "turn_limit", f"rollout.multi_turn.max_assistant_turns={most}")
+        if request.ignored:
+            self.setup.note(f"note: agents set {', '.join(request.ignored)}; the run's own sampling options apply")
+        place, why = self._continued(session, request)
+        try:
+            if place is None:
+                place = self._new_row(event, why)
+            else:
+                self._extend(self._rows[place], request)
+        except ConfigError as error:  # The template refuses the messages.
+            raise ProtocolError(400, "invalid_request", str(error)) from error
+        row = self._rows[place]
+        row.asked, row.history = event, list(request.messages)
+        self._sampling.add(place)
+
+    def _continued(self, session: Session, request: ChatRequest) -> tuple[int | None, str]:
+        """Return the place of the row that a request extends, or None and the reason for a further row."""
+        best, why = -1, ""
+        for place in reversed(session.rows):
+            row, messages = self._rows[place], request.messages
+            pairs = zip(row.history, messages, strict=False)
+            common = next((i for i, pair in enumerate(pairs) if not same_message(*pair)), None)
+            common = min(len(row.history), len(messages)) if common is None else common
+            further = messages[common:]
+            if common == len(row.history):
+                reason = "parallel" if place in self._sampling else "tools" if row.tools != request.tools else ""
+                reason = reason or ("" if further else "repeated")
+                if not reason and all(message["role"] != "assistant" for message in further):
+                    return place, ""
+                reason = reason or "edited"
+            elif not further:
+                reason = "repeated"
+            else:
+                reason = "assistant" if row.history[common]["role"] == "assistant" else "edited"
+            if common > best:
+                best, why = common, reason if common else "other"
+        return None, why
+
+    def _new_row(self, event: Asked, why: str) -> int:
+        session, request, setup = self._sessions[event.session], event.request, self.setup
+        if len(session.rows) >= setup.options.agent.max_rows:
+            limit = f"{FIELD}.max_rows={setup.options.agent.max_rows}"
+            raise ProtocolError(400, "too_many_histories", f"{limit}: this request extends none of the session's rows")
+        self._check_size(request.messages, setup.max_prompt_length)
+        prompt = setup.render(request.messages, request.tools)
+        if len(prompt) > setup.max_prompt_length:
+            limit = f"the first messages have {len(prompt)} tokens; the run takes {setup.max_prompt_length}"
+            raise ProtocolError(400, "context_length_exceeded", limit)
+        row = Row(prompt, record=session.record, session=event.session, why=why, tools=request.tools)
+        if session.rows:
+            digest = int.from_bytes(hashlib.blake2b(str(prompt).encode(), digest_size=8).digest(), "big")
+            row.branch = (digest, session.begun[digest])
+            session.begun[digest] += 1
+        place = self._next if session.rows else event.session
+        self._next += place == self._next
+        return self._open(event.session, place, row)
+
+    def _open(self, number: int, place: int, row: Row) -> int:
+        self._rows[place] = row
+        self._sessions[number].rows.append(place)
+        self._sampling.add(place)
+        return place
+
+    def _extend(self, row: Row, request: ChatRequest) -> None:
+        """Append the tokens of the messages behind those of a row."""
+        setup = self.setup
+        messages = request.messages[len(row.history) :]
+        self._check_size(messages, setup.max_response_length)
+        bridge = setup.bridges(row.tools).after(row.tokens[len(row.tokens) - row.open_tokens :], messages)
+        if len(row.tokens) + len(bridge) >= setup.max_response_length:
+            row.truncated = True
+            limit = f"data.max_response_length={setup.max_response_length}"
+            raise ProtocolError(400, "context_length_exceeded", f"{limit} leaves no token for a further turn")
+        logprobs = None if row.rollout_logprobs is None else [0.0] * len(bridge)
+        row.append(bridge, ENVIRONMENT, logprobs, None if row.version is None else row.version[-1])
+
+    def _check_size(self, messages: Sequence[Message], max_tokens: int) -> None:
+        """Raise ``ProtocolError`` if messages are far too long to be tokenized."""
+        if sum(len(message["content"]) for message in messages) > max_tokens * CHARS_PER_TOKEN:
+            raise ProtocolError(400, "context_length_exceeded", f"the messages have more than {max_tokens} tokens")
+
+    def _answer(self, row: Row, asked: Asked, calls: Mapping[str, Any], truncated: bool) -> None:
+        """Send the row's last turn to its agent."""
+        setup, session = self.setup, self._sessions[row.session]
+        row.asked, row.answered = None, session.turns
+        row.turns += 1
+        session.turns += 1
+        session.thinks_since = time.monotonic()
+        schemas = {tool["function"]["name"]: tool for tool in row.tools}
+        turn = read_turn(row, calls, setup.tokenizer, [*setup.stop_strings, *asked.request.stop], schemas)
+        if row.tools and calls["unsupported"]:
+            raise ConfigError(calls["unsupported"])
+        message = {"role": "assistant", "content": turn.text}
+        if row.tools and turn.calls:
+            message = assistant_message(turn.text.partition(calls["mark"])[0] if calls["mark"] else "", turn.calls)
+            row.counts[CALLS] += len(turn.calls)
+        row.counts[MALFORMED] += int(bool(row.tools) and turn.malformed)
+        row.history.append(message)
+        logprobs = None
+        if asked.request.logprobs and row.rollout_logprobs is not None:
+            values = row.rollout_logprobs[len(row.tokens) - len(turn.tokens) :]
+            logprobs = list(zip(token_pieces(turn.tokens, setup.tokenizer), values, strict=True))
+        sizes = (len(row.prompt_ids) + len(row.tokens) - len(turn.tokens), len(turn.tokens))
+        finish_reason = "length" if truncated else "stop"
+        asked.reply.set(completion(f"{row.session}-{row.answered}", message, finish_reason, sizes, logprobs))
+
+
+def _branched(stream: int, row: Row) -> int:
+    """Return the random stream of a row of a response with ``stream``."""
+    return stream if row.branch is None else substream(substream(stream, row.branch[0]), row.branch[1])
+
+
+def _saved(row: Row) -> dict[str, Any]:
+    """Return a further row as JSON values."""
+    fields = ("why", "prompt_ids", "tokens", "source", "rollout_logprobs", "truncated")
+    return {name: getattr(row, name) for name in fields}

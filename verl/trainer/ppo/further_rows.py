@@ -1,0 +1,60 @@
+"""Further histories of agents' sessions, as rows that the policy learns from beside the rows that stand for sessions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl.batch import EPISODE, POLICY, Batch
+from verl.batch.flat import sums_within
+from verl.rollout.partial import PER_TOKEN
+
+
+def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
+    """Return a batch in which the further histories of each session follow the row that stands for it.
+
+    The k rows of an episode have its advantage, which is the same for all its tokens, times 1/k: losses are proportional
+    to advantages, so that the rows weigh together what one weighs. ``episode`` [B'] numbers the sessions. Batches without
+    further histories are returned unchanged, without ``further_rows``.
+
+    Args:
+        batch: Columns for the update, with ``further_rows``, B rows.
+        score: Function that returns the columns of further rows that models and rules compute, given ``tokens``,
+            ``source`` and ``rollout_logprobs``; ``learn_mask`` among them excludes tokens that the rules reject.
+    """
+    saved, batch = batch.further_rows, batch.without("further_rows")
+    counts = torch.tensor([len(others) for others in saved])
+    if not counts.any():
+        return batch
+    # 1. Make rows of the histories, with their session's columns.
+    owner = torch.arange(len(batch)).repeat_interleave(counts)
+    rows: list[dict[str, Any]] = [row for others in saved for row in others]
+    further = Batch.of([row["prompt_ids"] for row in rows], [row["tokens"] for row in rows]).widened(batch.width)
+    for name in ("source", "rollout_logprobs"):
+        values = [value for row in rows for value in row[name]]
+        further.fill(**{name: torch.tensor(values, dtype=PER_TOKEN[name])})
+    for name in batch.names:
+        if batch.kind_of(name) == EPISODE:
+            column = getattr(batch, name)
+            picked = column[owner] if isinstance(column, Tensor) else [column[i] for i in owner.tolist()]
+            further.fill(EPISODE, **{name: picked})
+    # 2. Give every row its share of the advantage.
+    by_policy = batch.source == POLICY
+    sums = sums_within(torch.where(by_policy, batch.advantages.double(), 0.0), batch.response_lengths)
+    of_episode = sums / batch.policy_lengths / (counts + 1)
+    learned = batch.learned_responses
+    batch.fill(advantages=(batch.advantages.double() / (counts + 1).repeat_interleave(batch.response_lengths)).float())
+    per_token = of_episode[owner].repeat_interleave(further.response_lengths)
+    further.fill(advantages=torch.where(further.source == POLICY, per_token, 0.0).float())
+    scored = score(further)
+    mask = (further.source == POLICY) & learned[owner].repeat_interleave(further.response_lengths)
+    further.merge(scored).fill(learn_mask=mask & scored.learn_mask)
+    # 3. Put the rows of an episode next to each other.
+    shared = [name for name in batch.names if name in further]
+    missing = [name for name in batch.names if name not in further]
+    assert not missing, f"the update needs {missing} of further rows"
+    joined = Batch.join([batch.columns(*shared), further.columns(*shared)])
+    episode = torch.cat([torch.arange(len(batch)), owner])
+    joined.fill(EPISODE, episode=episode)
+    return joined[episode.argsort(stable=True)]
