@@ -48,6 +48,8 @@ class ResponseRequests:
             streams=[self.streams[i] for i in places],
             overrides=None if self.overrides is None else [self.overrides[i] for i in places],
             partial=None if self.partial is None else self.partial[list(places)],
+            max_tokens=None if self.max_tokens is None else [self.max_tokens[i] for i in places],
+            stop=None if self.stop is None else [self.stop[i] for i in places],
         )
 
     def sampling_of(self, i: int) -> SamplingConfig:

@@ -7,6 +7,7 @@ thread that samples reads, and wait for its reply.
 import asyncio
 import json
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -76,6 +77,7 @@ class Ended:
 class _Session:
     number: int
     pending: int = 0
+    has_asked: bool = False
 
 
 @dataclass
@@ -131,6 +133,11 @@ class Endpoint:
         for key in [key for key, session in list(self._sessions.items()) if session.number == number]:
             self._sessions.pop(key, None)
 
+    def untouched(self, numbers: Iterable[int]) -> list[int]:
+        """Return the sessions among ``numbers`` that are open and have not asked for anything."""
+        waiting = {session.number for session in list(self._sessions.values()) if not session.has_asked}
+        return [number for number in numbers if number in waiting]
+
     def close(self) -> None:
         """Stop the server."""
         with suppress(Exception):
@@ -166,6 +173,7 @@ class Endpoint:
                 raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
             reply = Reply()
             session.pending += 1
+            session.has_asked = True
             try:
                 self.events.put(Asked(session.number, asked, reply))
                 whole = await reply.get()

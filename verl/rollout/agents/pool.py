@@ -122,22 +122,30 @@ class AgentPool(KillablePool):
         self.submit(self._play, sent, self.endpoint.events)
         return shares
 
-    def _play(self, shares: list[Share], events: SimpleQueue[Asked | Ended]) -> None:
+    def _play(self, shares: list[Share], events: SimpleQueue[Asked | Ended], again: bool = True) -> None:
+        """Play shares; sessions that lost their process before they asked for anything are played once more, alone."""
         try:
             outcomes: list[Any] = self.run(_play_share, shares)
         except Exception as error:  # reported as the end of every session
             outcomes = [error] * len(shares)
+        alone: list[Share] = []
         for share, outcome in zip(shares, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                # A session that has ended before is not ended again.
                 reason = failure_reason(outcome) or f"{type(outcome).__name__}: {outcome}"
+                left = self.endpoint.untouched(number for number, _, _ in share.sessions) if again else []
+                alone += [share._replace(sessions=[each]) for each in share.sessions if each[0] in left]
                 for number, _, _ in share.sessions:
-                    events.put(Ended(number, 0.0, f"its process ended ({reason})"))
+                    if number not in left:  # a session that has ended before is not ended again
+                        events.put(Ended(number, 0.0, f"its process ended ({reason})"))
+        if alone:
+            self._play(alone, events, again=False)
 
 
 # --- In the processes ---
 
 _AGENT: list[tuple[Any, AgentConfig]] = []
+
+_LOOP: list[asyncio.AbstractEventLoop] = []
 
 _THREADS: list[threading.Thread] = []
 """Threads in which functions run that are no coroutines."""
@@ -157,14 +165,13 @@ def _play_share(share: Share) -> None:
     """Play the sessions of a share and report their ends until all have ended or were closed."""
     ended = SimpleQueue[tuple[int, float, str]]()
     running = set[int]()
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+    loop = _event_loop()
     room = asyncio.Semaphore(share.at_once)
     tasks: dict[int, Future[None]] = {}
     for number, record, url in share.sessions:
         coroutine = _play_session(room, running, ended, number, record, url)
         tasks[number] = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    left = set(tasks)
+    left, deadlines = set(tasks), dict[int, float]()
     while left:
         reports = []
         with suppress(Empty):
@@ -175,15 +182,26 @@ def _play_share(share: Share) -> None:
         closed = left if closed is None else closed & left
         for number in closed:
             tasks[number].cancel()
+            deadlines[number] = time.monotonic() + STOP_S
         left = left - closed - {number for number, _, _ in reports}
-    # A session that was closed may still hold its thread, or block the loop; only a new process is rid of it.
+        # A session that was closed may block the loop; only a new process is rid of it.
+        if any(number in running and time.monotonic() > deadline for number, deadline in deadlines.items()):
+            os._exit(1)
+    # It may also hold its thread.
     deadline = time.monotonic() + STOP_S
     while running or any(thread.is_alive() for thread in _THREADS):
         if time.monotonic() > deadline:
             os._exit(1)
         time.sleep(0.01)
     _THREADS.clear()
-    loop.call_soon_threadsafe(loop.stop)
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of this process's agents, which outlives their sessions, as clients in a user's module may."""
+    if not _LOOP:
+        _LOOP.append(asyncio.new_event_loop())
+        threading.Thread(target=_LOOP[0].run_forever, daemon=True).start()
+    return _LOOP[0]
 
 
 def _report(url: str, reports: list[tuple[int, float, str]]) -> set[int] | None:

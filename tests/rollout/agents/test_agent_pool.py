@@ -1,0 +1,129 @@
+"""Processes of agents: what they run, and what one that misbehaves costs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import changed, refused, user_code
+from verl.config import PPOConfig
+from verl.data.prompt_record import PromptRecord
+from verl.rollout.agents.endpoint import Asked, Ended
+from verl.rollout.agents.pool import AgentPool, read_reward
+from verl.rollout.agents.protocol import completion
+
+AGENTS = """
+import asyncio, json, os, sys, time, urllib.request
+
+def ask(base_url):
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+    with urllib.request.urlopen(urllib.request.Request(base_url + "/chat/completions", body)) as reply:
+        return json.load(reply)["choices"][0]["message"]["content"]
+
+def in_thread(record, base_url, api_key):
+    return float(ask(base_url)) + record.uid
+
+async def coroutine(record, base_url, api_key):
+    return float(await asyncio.to_thread(ask, base_url)) + record.uid
+
+async def one_misbehaves(record, base_url, api_key):
+    if record.uid == 0:
+        HOW
+    await asyncio.sleep(1)
+    return 1.0
+"""
+
+
+def options(config: PPOConfig, folder: Path, name: str, how: str = "pass", **agent: Any) -> Any:
+    path = user_code(folder, AGENTS.replace("HOW", how)) + f":{name}"
+    agent = {"path": path, "timeout_s": 60.0} | agent
+    return changed(config, rollout={"multi_turn": {"enable": True, "num_workers": 2, "agent": agent}}).rollout.multi_turn
+
+
+def play(made: Any, num: int, log: Path | None = None, close_after_s: float | None = None) -> dict[int, Ended]:
+    """Play sessions, answering every request with 10, until all have ended."""
+    records = [PromptRecord(uid, [1], "x", None, {}, [], False) for uid in range(num)]
+    ended: dict[int, Ended] = {}
+    with AgentPool(made, log=log) as pool:
+        pool.play(records)
+        started = time.monotonic()
+        while len(ended) < num:
+            event = pool.endpoint.events.get(timeout=60)
+            if isinstance(event, Asked):
+                message = {"role": "assistant", "content": "10"}
+                event.reply.set(completion("0", message, "stop", (1, 1), None))
+            elif event.session not in ended:
+                ended[event.session] = event
+            if close_after_s is not None and 0 not in ended and time.monotonic() - started > close_after_s:
+                pool.endpoint.close_session(0)
+                ended[0] = Ended(0, 0.0, "closed")
+    return ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["in_thread", "coroutine"])
+def test_agents_run_and_return_their_rewards(small_config, tmp_path, name):
+    ended = play(options(small_config, tmp_path, name, max_sessions=4), 6)
+    assert {number: event.reward for number, event in ended.items()} == {i: 10.0 + i for i in range(6)}
+    assert not any(event.failure for event in ended.values())
+
+
+@pytest.mark.slow
+def test_a_command_gets_record_and_address(small_config, tmp_path):
+    source = AGENTS + (
+        "\nif __name__ == '__main__':\n    record = json.load(sys.stdin)\n    print('noise' * 100_000)\n"
+        "    reward = float(ask(os.environ['OPENAI_BASE_URL'])) + record['uid']\n"
+        "    sys.exit(3) if record['uid'] == 1 else print(json.dumps({'reward': reward}))\n"
+    )
+    file = user_code(tmp_path, source.replace("HOW", "pass"), "command.py")
+    made = options(small_config, tmp_path, "in_thread", path=None, command=f"python3 {file}")
+    ended = play(made, 3)
+    assert [ended[i].reward for i in range(3)] == [10.0, 0.0, 12.0]
+    assert ended[1].failure == "RuntimeError: the command ended with code 3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "failure"),
+    [
+        ("raise ValueError('no')", "ValueError: no"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("return 'many'", "ValueError: could not convert*"),
+        ("return float('nan')", "ValueError: the agent returned the reward nan*"),
+    ],
+)
+def test_an_agent_that_fails_costs_its_own_episode(small_config, tmp_path, how, failure):
+    ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4, tmp_path / "log")
+    assert ended[0].failure.startswith(failure.rstrip("*"))
+    assert [ended[i].reward for i in range(1, 4)] == [1.0] * 3
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_costs_its_sessions_alone(small_config, tmp_path):
+    ended = play(options(small_config, tmp_path, "one_misbehaves", "os._exit(5)"), 4)
+    assert ended[0].failure.startswith("its process ended")
+    assert [ended[i].reward for i in (1, 2, 3)] == [1.0] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["await asyncio.sleep(999)", "time.sleep(999)", "await asyncio.to_thread(time.sleep, 999)"])
+def test_a_hanging_agent_that_is_closed_stops_nobody(small_config, tmp_path, how):
+    started = time.monotonic()
+    ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4, close_after_s=0.0)
+    # Session 1 is in the same process; if that had to be replaced, it is played again.
+    assert [ended[i].reward for i in (1, 2, 3)] == [1.0] * 3 and time.monotonic() - started < 60
+
+
+def test_the_reward_of_a_command_is_in_its_last_line():
+    assert read_reward('so\n{"reward": 0.5}\n') == 0.5
+    assert read_reward('{"reward": 1}\nbye') is None
+    assert read_reward("") is None and read_reward("[" * 100_000) is None
+
+
+def test_an_agent_of_another_form_is_refused(small_config, tmp_path):
+    path = user_code(tmp_path, "async def agent(record): ...\n", "other.py") + ":agent"
+    made = options(small_config, tmp_path, "in_thread", path=path)
+    with refused("rollout.multi_turn.agent.path=...it is called with (record, base_url, api_key)..."):
+        AgentPool(made)

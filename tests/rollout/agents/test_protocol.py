@@ -1,0 +1,58 @@
+"""Requests and replies of OpenAI's chat completions."""
+
+import json
+
+import pytest
+
+from tests.kit import refused
+from verl.rollout.agents.protocol import ProtocolError, completion, read_request, same_message, stream_events
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"messages": []}, "messages: expected a list of at least one message"),
+        ({"messages": ["hello"]}, "messages: expected objects"),
+        ({"messages": [{"content": "hello"}]}, "messages: expected a role in each"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content: expected text..."),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "content: expected text; the policy reads neither images nor sound",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls: expected functions with a name"),
+        ({"n": 2}, "n: one completion a request..."),
+        ({"response_format": {"type": "json_object"}}, "response_format: constrained decoding..."),
+        ({"tool_choice": "required"}, "tool_choice: a call that is forced is not the policy's own..."),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice: ..."),
+        ({"functions": [{}]}, "functions: use tools"),
+        ({"max_tokens": 0}, "max_tokens: expected a positive number"),
+        ({"max_tokens": True}, "max_tokens: expected a positive number"),
+        ({"stop": [""]}, "stop: expected texts"),
+        ({"tools": [{"type": "function"}]}, "tools: expected functions with a name..."),
+    ],
+)
+def test_requests_that_cannot_be_answered_are_refused(fields, error):
+    with refused(error, ProtocolError):
+        read_request({"messages": [HELLO]} | fields)
+
+
+def test_forms_of_one_message_are_the_same():
+    message = read_request({"messages": [{"role": "developer", "content": [{"type": "text", "text": "a\ud800"}]}]})
+    assert message.messages == [{"role": "system", "content": "a?"}]
+    arguments = [{"function": {"name": "f", "arguments": text}} for text in ('{"a": 1, "b": 2}', '{"b":2,"a":1}')]
+    calls = [{"role": "assistant", "content": None, "tool_calls": [call]} for call in arguments]
+    first, second = read_request({"messages": calls}).messages
+    assert same_message(first, second)
+    assert not same_message(first, first | {"tool_calls": []})
+
+
+def test_a_stream_holds_the_whole_reply():
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    whole = completion("0-1", {"role": "assistant", "content": "so", "tool_calls": [call]}, "stop", (3, 2), [("so", -1.0)])
+    said, end, usage, done = stream_events(whole, include_usage=True)
+    delta = json.loads(said)["choices"][0]["delta"]
+    assert delta["content"] == "so" and delta["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert json.loads(end)["choices"][0]["finish_reason"] == "tool_calls"
+    assert json.loads(usage)["usage"]["total_tokens"] == 5 and done == "[DONE]"
