@@ -59,6 +59,8 @@ class Columns:
     further_rows: EpisodeList
     """B lists of the further histories of an agent's session, each a mapping with ``prompt_ids``, ``tokens``, ``source``,
     ``rollout_logprobs``, ``truncated`` and ``why``; filled only for agents."""
+    opened_by: EpisodeList
+    """B strings, why the row that stands for an agent's session was opened, "" if it is the first."""
     step: PerEpisode
     """[B] int64, training step in which the response was sampled."""
     learned: PerEpisode

@@ -85,7 +85,7 @@ def test_an_agent_samples_what_its_environment_would(group, config, tokenizer):
         assert ours.equal(theirs) or (ours.isnan().equal(theirs.isnan()) and ours.nan_to_num().equal(theirs.nan_to_num()))
 
 
-def test_histories_of_a_session_are_sampled_with_the_policys_logprobs(group, config, tokenizer, tmp_path):
+def test_further_histories_have_the_policys_logprobs(group, config, tokenizer, tmp_path):
     path = user_code(tmp_path, COMPACTS) + ":agent"
     batch = sampled(group, config, tokenizer, path, 4)
     assert batch.turns.tolist() == [3] * 8 and batch.environment_rewards.tolist() == [0.25] * 8

@@ -170,7 +170,7 @@ def test_another_history_opens_a_further_row_with_a_reason(game, second, fields,
     assert rows.response_tokens.tolist() == game.tokenizer("33").input_ids and rows.turns.tolist() == [2]
     ((further,),) = rows.further_rows
     assert further["tokens"] == game.tokenizer("7").input_ids and further["source"] == [POLICY]
-    assert game.sessions._rows[1].why == why and further["why"] == ""
+    assert rows.opened_by == [why] and further["why"] == ""
 
 
 def test_rows_draw_from_streams_of_their_own(game):
@@ -203,8 +203,9 @@ def test_a_request_while_its_row_is_sampled_opens_another(game):
     assert places == [0, 1]
     game.sample(*places)
     assert first.message["content"] == second.message["content"] == "7"
-    ((further,),) = game.over().further_rows
-    assert [game.sessions._rows[place].why for place in (0, 1)] == ["", "parallel"] and further["why"] == ""
+    rows = game.over()
+    ((further,),) = rows.further_rows
+    assert {further["why"], *rows.opened_by} == {"", "parallel"}
 
 
 def test_limits_of_turn_and_stop_strings_reach_the_engine(game):
@@ -230,7 +231,7 @@ def test_calls_reach_the_client_in_its_form(game):
     assert rows.further_rows == [[]] and rows.call_counts[0, 0] == 1
 
 
-def test_a_turn_beyond_the_budget_is_refused_and_counts_as_truncated(game):
+def test_a_turn_beyond_the_budget_is_refused_and_truncates(game):
     reply = game.turn(USER, text="7" * 40)
     with refused("...data.max_response_length=60 leaves no token...", ProtocolError):
         game.turn(USER, reply, {"role": "user", "content": "1" * 30})
@@ -318,7 +319,7 @@ def test_fields_that_the_run_replaces_are_noted_once(game):
     assert game.said == ["note: agents set temperature, seed; the run's own sampling options apply"]
 
 
-def test_rank_metrics_are_those_of_the_row_that_stands_for_a_session(game):
+def test_rank_metrics_are_those_of_the_rows_last_asked(game):
     game.turn(USER)
     game.turn(OTHER)
     game.over()

@@ -265,7 +265,7 @@ class Sessions:
             further.append([_saved(other) for other in others])
         truncated = torch.tensor([row.truncated for row in main])
         rows = to_rows(main).without("environment_states").fill(request=torch.tensor(numbers), truncated=truncated)
-        return rows.fill(further_rows=further)
+        return rows.fill(further_rows=further, opened_by=[row.why for row in main])
 
     def measured(self, metrics: Batch | None) -> Batch | None:
         """Return the rank metrics of the rows that stand for sessions, with the session as ``request``."""

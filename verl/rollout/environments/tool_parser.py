@@ -42,17 +42,16 @@ class ToolCallReader:
         self.ends = set(end_tokens)
 
     def read(self, tokens: list[int]) -> dict[str, Any]:
-        """Return ``calls`` as (name, arguments) pairs, whether one is ``malformed``, and the ``mark`` of a call."""
+        """Return ``calls`` as (name, arguments) pairs, and whether the turn has a ``malformed`` call."""
         tokens = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         # Keep special tokens, because call markers may be special tokens.
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
         calls = self._parsed(text)
         if calls or self.mark is None or self.mark not in text:
-            return {"calls": calls, "malformed": False, "mark": self.mark}
+            return {"calls": calls, "malformed": False}
         # Most parsers give up all calls for a malformed one, so read each alone.
         each = [self._parsed(self.mark + part) or _plain_call(part) for part in text.split(self.mark)[1:]]
-        calls = [call for calls in each for call in calls]
-        return {"calls": calls, "malformed": not all(each), "mark": self.mark}
+        return {"calls": [call for calls in each for call in calls], "malformed": not all(each)}
 
     def _parsed(self, text: str) -> list[tuple[str, Any]]:
         try:

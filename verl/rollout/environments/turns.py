@@ -82,9 +82,10 @@ class Turns:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return the tool calls in a turn; see :meth:`ToolCallReader.read`. ``unsupported`` is why none can be read."""
-        found = {"calls": [], "malformed": False, "mark": None} if self.reader is None else self.reader.read(tokens)
-        return found | {"unsupported": self.unsupported}
+        """Return the tool calls in a turn (:meth:`ToolCallReader.read`), the ``mark`` of a call, and why none is read."""
+        if self.reader is None:
+            return {"calls": [], "malformed": False, "mark": None, "unsupported": self.unsupported}
+        return self.reader.read(tokens) | {"mark": self.reader.mark, "unsupported": ""}
 
     def take_rank_metrics(self) -> Batch | None:
         """Return the rank metrics of the stored states, with ``request``, and drop the states."""

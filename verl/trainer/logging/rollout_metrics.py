@@ -50,8 +50,9 @@ def turn_metrics(batch: Batch) -> dict[str, float]:
     counts = dict(zip(COUNTS, batch.call_counts.sum(dim=0).tolist(), strict=True))
     agents = {}
     if "further_rows" in batch:
-        why = Counter(row["why"] for rows in batch.further_rows for row in rows)
-        agents = {"agent/histories/mean": 1 + why.total() / len(batch)}
+        others = [row["why"] for rows in batch.further_rows for row in rows]
+        why = Counter(filter(None, [*others, *batch.opened_by]))
+        agents = {"agent/histories/mean": 1 + len(others) / len(batch)}
         agents |= {f"agent/further_histories/{reason}": float(count) for reason, count in sorted(why.items())}
     return {
         **agents,

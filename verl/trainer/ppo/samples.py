@@ -124,6 +124,7 @@ class SampleLogger:
         further = {}
         if "further_rows" in batch:
             rows = [[self._further_row(row) for row in rows] for rows in batch.further_rows]
+            further["opened_by"] = _texts(batch.opened_by)
             further["further_rows"] = _texts([valid_unicode(json.dumps(row, ensure_ascii=False)) for row in rows])
         return {
             **further,
