@@ -122,16 +122,15 @@ class Endpoint:
     def open(self, numbers: list[int]) -> dict[int, str]:
         """Open sessions and return the base URL of each; the addresses and events of earlier ones are gone."""
         self.events, self._control = SimpleQueue(), secrets.token_urlsafe(24)
-        keys = {number: secrets.token_urlsafe(24) for number in numbers}
+        self._keys = {number: secrets.token_urlsafe(24) for number in numbers}
         self._over.clear()
-        self._sessions = {key: _Session(number) for number, key in keys.items()}
-        return {number: f"{self.origin}/{key}/v1" for number, key in keys.items()}
+        self._sessions = {key: _Session(number) for number, key in self._keys.items()}
+        return {number: f"{self.origin}/{key}/v1" for number, key in self._keys.items()}
 
     def close_session(self, number: int) -> None:
         """Close a session: its address no longer answers, and its process is told to stop."""
         self._over.add(number)
-        for key in [key for key, session in list(self._sessions.items()) if session.number == number]:
-            self._sessions.pop(key, None)
+        self._sessions.pop(self._keys[number], None)
 
     def untouched(self, numbers: Iterable[int]) -> list[int]:
         """Return the sessions among ``numbers`` that are open and have not asked for anything."""

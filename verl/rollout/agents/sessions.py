@@ -215,8 +215,7 @@ class Sessions:
         """
         asked: list[Asked] = []
         while True:
-            thinking = self._thinking(asked)
-            for event in self._read_events(thinking if wait else []):
+            for event in self._read_events(self._thinking(asked), wait):
                 if isinstance(event, Asked):
                     asked.append(event)
                 else:
@@ -288,12 +287,12 @@ class Sessions:
         asking = {event.session for event in asked} | {self._rows[place].session for place in self._sampling}
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
-    def _read_events(self, thinking: Sequence[int]) -> list[Asked | Ended]:
-        """Return what has happened, after waiting for an event or a time limit of the sessions ``thinking``, if any."""
+    def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Asked | Ended]:
+        """Return what has happened, with ``wait`` after an event or time limit of the sessions ``thinking``, if any."""
         found: list[Asked | Ended] = []
         limit, since = self.setup.options.agent.timeout_s, {n: self._sessions[n].thinks_since for n in thinking}
         try:
-            if thinking:
+            if wait and thinking:
                 found.append(self._events.get(timeout=max(0.0, min(since.values()) + limit - time.monotonic())))
             while True:
                 found.append(self._events.get_nowait())
