@@ -56,6 +56,13 @@ from verl.utils.files import replace_text
 TRAIN = [sys.executable, "-m", "verl.trainer.main_ppo"]
 """What trains, before its overrides."""
 
+SHUFFLED = "benchmarks/studies/shuffled.py:Shuffled"
+RENAMED = {
+    (f"{old}={SHUFFLED}", f"+{old}_kwargs.seed=${{seed}}"): "calculator.shuffle_within_groups=true"
+    for old in ("algorithm.recompose", "trainer.method")
+}
+"""Consecutive overrides of earlier runs -> the override that does the same today."""
+
 PATIENCE_S = 60
 """What a training that is told to end may take to end its engines."""
 
@@ -73,7 +80,7 @@ class Run:
     @property
     def made(self) -> list[str] | None:
         """The options of the run that is complete in its folder; None if none is."""
-        return json.loads(self._record.read_text()) if self._record.exists() else None
+        return current(json.loads(self._record.read_text())) if self._record.exists() else None
 
     @property
     def complete(self) -> bool:
@@ -167,6 +174,14 @@ def runs_of(study: Study, folder: Path) -> list[Run]:
     ]
 
 
+def current(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with which a run of that time would be made today."""
+    lines = "\n".join(overrides)
+    for before, now in RENAMED.items():
+        lines = lines.replace("\n".join(before), now)
+    return lines.splitlines()
+
+
 def prepare(folder: Path, arguments: Sequence[str]) -> None:
     """Make a folder that is missing; it is there in whole or not at all."""
     if not folder.exists():
@@ -186,7 +201,7 @@ def recorded(study: Study, out: Path) -> dict[tuple[str, int], dict[str, Any]]:
         return {}
     facts, rows = read_report(data)
     before = facts["study"]["arms"] if facts["study"]["train"] == study.train else {}
-    same = {name for name, arm in study.arms.items() if before.get(name, {}).get("overrides") == arm.overrides}
+    same = {n for n, arm in study.arms.items() if n in before and current(before[n]["overrides"]) == arm.overrides}
     return {(row["arm"], row["seed"]): row for row in rows if row["arm"] in same}
 
 

@@ -15,10 +15,6 @@ from study_file import Arm, Study
 from study_page import LOGGED, Block, holm, page, rates
 from torch import Tensor
 
-from tests.kit import rank_columns
-from tests.method.batches import batch_of
-from verl.utils.user_code import load_code
-
 GIVEN: dict[str, Any] = {
     "question": "Which is better?",
     "seeds": [3, 1],
@@ -111,24 +107,11 @@ def test_page_compares_arms_with_shared_seeds(tmp_path: Path):
         page(facts(read), [*rows[:3], rows[3] | {"problems": [0, 2]}])
 
 
-def test_shuffled_metrics_stay_in_their_group():
-    shuffled = load_code(str(study.ROOT / "benchmarks/studies/shuffled.py:Shuffled"), "trainer.method")
-    batch = batch_of([1.0, 0.0] * 4, uids=[0, 0, 1, 1, 2, 2, 3, 3])
-    batch = batch.fill(**rank_columns({"m": torch.arange(8).double()}))[[0, 2, 4, 6, 1, 3, 5, 7]]
-
-    def metrics(seed: int, step: int) -> list[float]:
-        method = shuffled(seed)
-        method.step = step
-        learned = method.learn_from(batch)
-        assert learned.texts == batch.texts
-        return learned.rank_metrics["m"].flatten().tolist()
-
-    for step in range(8):
-        found = metrics(0, step)
-        # Of each group, its first response and its second, in either order.
-        assert sorted(found) == list(range(8)) and [int(m) // 2 for m in found] == [0, 1, 2, 3] * 2
-        assert found == metrics(0, step)
-    assert len({tuple(metrics(seed, step)) for seed in range(4) for step in range(2)}) > 4
-    batch = batch.without("rank/m")
-    with pytest.raises(ValueError, match="calculator.source=rollout"):
-        metrics(0, 1)
+@pytest.mark.parametrize(("file", "seeds"), [("rank_shaping", [0, 1, 2, 3, 4]), ("pretrained", [0, 1, 2, 3])])
+def test_controls_of_published_studies_still_count(file: str, seeds: list[int]):
+    folder = study.ROOT / "benchmarks/studies"
+    read = Study.read(folder / f"{file}.yaml")
+    assert "calculator.shuffle_within_groups=true" in read.arms["shuffled_30"].overrides
+    known = study.recorded(read, folder / file)
+    assert sorted(seed for arm, seed in known if arm == "shuffled_30") == seeds
+    assert {arm for arm, _ in known} == set(read.arms)

@@ -123,6 +123,24 @@ LITERALS = {
         [[-3.0 + 2 * math.log(2), 1.0]],
         {},
     ),
+    # p is 0.5 and was 0.25, 0.4, 0.625, 1 and 0.25.
+    "dppo_tv": (
+        {"clip_low": 0.2, "clip_high": 0.15, "clip_ratio_c": 1.5},
+        [[2.0, 1.25, 0.8, 0.5, 2.0, math.nan]],
+        [[1.0, 1.0, -1.0, -1.0, -1.0, 1.0]],
+        [[0.0, 1.25 * math.log(2), -0.8 * math.log(2), 0.0, -1.5 * math.log(2), 0.0]],
+        [[0.0, -1.25, 0.8, 0.0, 1.5, 0.0]],
+        {"pg_clipfrac": 2, "pg_clipfrac_lower": 1},
+    ),
+    # Divergences of 0.131, 0.020, 0.032 and 0.131 nats.
+    "dppo_kl": (
+        {"clip_low": 0.025, "clip_high": 0.05},
+        [[2.0, 1.25, 0.8, 2.0]],
+        [[1.0, 1.0, -1.0, -1.0]],
+        [[0.0, 1.25 * math.log(2), 0.0, -2 * math.log(2)]],
+        [[0.0, -1.25, 0.0, 2.0]],
+        {"pg_clipfrac": 2, "pg_clipfrac_lower": 0},
+    ),
     # Temperatures 1 for the positive advantage and 2 for the others.
     "sapo": (
         {"tau_pos": 1.0, "tau_neg": 2.0},
@@ -170,6 +188,31 @@ def test_ppo_agrees_with_the_papers_objective_token_by_token(seed, clip_low, cli
             assert losses[i, j].item() == pytest.approx(-objective, rel=1e-9)
             # d(r a)/d log r = r a, and 0 on every flat piece
             assert logprobs.grad[i, j].item() == pytest.approx(-r * a if open_ended else 0.0, rel=1e-9)
+
+
+@given(seeds, st.floats(0.01, 0.3), st.floats(0.01, 0.3), st.none() | st.floats(1.01, 4))
+@settings(max_examples=60, deadline=None)
+def test_dppo_leaves_out_tokens_by_their_divergence(seed, clip_low, clip_high, c):
+    generator = torch.Generator().manual_seed(seed)
+    new, old = -torch.rand(2, 4, 5, generator=generator, dtype=torch.float64) * 3 - 0.01
+    advantages = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    options = {"clip_low": clip_low, "clip_high": clip_high, "clip_ratio_c": c}
+    for name in ("dppo_tv", "dppo_kl"):
+        logprobs = new.clone().requires_grad_()
+        losses, metrics = POLICY_LOSSES[name](logprobs, old, advantages, torch.ones(4, 5), **options)
+        losses.sum().backward()
+        num_out = 0
+        for i in range(4):
+            for j in range(5):
+                a, p, q = float(advantages[i, j]), math.exp(new[i, j]), math.exp(old[i, j])
+                kl = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+                moved, bound = (p > q, clip_high) if a > 0 else (p < q, clip_low)
+                out = moved and (kl if name == "dppo_kl" else abs(p - q)) > bound
+                weight = 0.0 if out else min(p / q, c or math.inf)
+                assert losses[i, j].item() == pytest.approx(-weight * a * math.log(p), rel=1e-9)
+                assert logprobs.grad[i, j].item() == pytest.approx(-weight * a, rel=1e-9)
+                num_out += out
+        assert metrics["pg_clipfrac"].item() == num_out
 
 
 @given(seeds, st.floats(0.01, 0.5), st.floats(0.01, 0.5))
@@ -250,6 +293,8 @@ def test_padding_and_empty_responses_never_matter(name):
         ("ppo_clip, dual", 0.2, 0.2, 3.0, 0.0),
         ("gmpo", 0.4, 0.4, math.exp(20), 0.0),
         ("cispo", 1.0, INF, -math.exp(20), math.exp(20)),
+        ("dppo_tv", 0.2, 0.2, -math.exp(20), math.exp(20)),
+        ("dppo_kl", 0.2, 0.2, -math.exp(20), math.exp(20)),
         ("gspo", 0.2, 0.2, math.exp(20), 0.0),
         ("gpg", None, None, -1.0, 1.0),
         ("sapo", None, None, 4 / 1.05, 0.0),

@@ -26,6 +26,8 @@ LOSSES = {
     "geo_mean": ("gmpo", BOUNDS),
     "gpg": ("gpg", {}),
     "dro": ("dro", {"dro_beta": 0.1}),
+    "dppo_tv": ("dppo_tv", BOUNDS | {"clip_ratio_c": 3.0}),
+    "dppo_kl": ("dppo_kl", BOUNDS | {"clip_ratio_c": 3.0}),
     "sapo": ("sapo", {"tau_pos": 1.0, "tau_neg": 1.05}),
 }
 """veRL's name -> ours, with its options."""

@@ -42,7 +42,7 @@ def main() -> None:
     policy_loss = SimpleNamespace(get=lambda key, default=None: default, dro_beta=0.1)
     bounds = {"clip_ratio": 0.2, "clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 3.0}
     vars(config).update(bounds, tau_pos=1.0, tau_neg=1.05, policy_loss=policy_loss, global_batch_info={})
-    for name in ("vanilla", "gspo", "cispo", "geo_mean", "gpg", "dro", "sapo"):
+    for name in ("vanilla", "gspo", "cispo", "geo_mean", "gpg", "dro", "dppo_tv", "dppo_kl", "sapo"):
         logprobs = batch["logprobs"].clone().requires_grad_()
         arguments = (batch["old"], logprobs, batch["advantages"], mask)
         loss, *_ = core_algos.get_policy_loss_fn(name)(*arguments, loss_agg_mode="seq-mean-token-mean", config=config)

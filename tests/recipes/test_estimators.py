@@ -12,8 +12,10 @@ from tests.method.batches import batch_of
 from verl.algorithms.advantages.estimators import grpo_advantages
 from verl.batch import Batch
 from verl.config import ConfigError
+from verl.recipes.a_grae import a_grae
 from verl.recipes.confucius3 import hardness_weighted
 from verl.recipes.gdpo import gdpo
+from verl.recipes.maxrl import maxrl
 from verl.recipes.noisy_verifier import Appeals, appealed, forward, last_word
 from verl.recipes.recap import EPS, Reweighted, weighted_grpo
 from verl.recipes.w_reinforce import weighted
@@ -74,6 +76,50 @@ def test_combinations_of_rewards_stay_apart():
     extras = [{"a": a, "b": b} for a, b in [(0, 0), (1, 0), (0, 0), (1, 1)]]
     none, one, nothing, both = gdpo(batch_of([0, 1, 0, 2], uids=[0, 0, 1, 1], extras=extras), {"a": 1, "b": 1}).tolist()
     assert nothing < none < 0 < one < both
+
+
+REWARDS = [1.0, 0.0, 0.0, 1.0, 0.25, 1.0, 0.0, 1.0, 0.0, 0.5]
+UIDS = [0, 0, 1, 1, 0, 1, 2, 1, 2, 3]
+"""Groups of three, four, two (without a reward) and one, mixed."""
+
+
+def rewarded(rewards: list[float] = REWARDS) -> Batch:
+    return batch_of([1] * 10, uids=UIDS).fill(rewards=torch.tensor(rewards, dtype=torch.float64))
+
+
+def mean_of(row: int) -> float:
+    return statistics.mean(r for r, uid in zip(REWARDS, UIDS, strict=True) if uid == UIDS[row])
+
+
+def test_maxrl_divides_by_the_mean_reward(refused):
+    expected = [(reward - mean_of(i)) / (mean_of(i) + 1e-6) for i, reward in enumerate(REWARDS)]
+    assert maxrl(rewarded()).tolist() == pytest.approx(expected, rel=1e-12)
+    assert expected[6] == expected[8] == expected[9] == 0  # no correct response, and no other one
+    with refused("algorithm.adv_estimator=verl.recipes.maxrl:maxrl: ... one is -0.5; use rewards of at least 0..."):
+        maxrl(rewarded([-0.5, *REWARDS[1:]]))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5, 0.25])
+def test_a_grae_damps_and_moves_to_hard_prompts(alpha: float, refused):
+    overall = statistics.mean([mean_of(0), mean_of(2), mean_of(6), mean_of(9)])
+
+    def expected(row: int) -> float:
+        group = [r for r, uid in zip(REWARDS, UIDS, strict=True) if uid == UIDS[row]]
+        # As GRPO has it here: a group of one has mean 0 and deviation 1.
+        mean, deviation = (statistics.mean(group), statistics.stdev(group)) if len(group) > 1 else (0.0, 1.0)
+        advantage, root = (REWARDS[row] - mean) / (deviation + 1e-6), math.sqrt(mean_of(row))
+        easy, hard = 0.5 * advantage / (1 - root + 1e-6), 0.5 * advantage / (root + 1e-6)
+        both = (1 - overall) * easy + overall * hard
+        return both * min(1.0, overall / alpha) if both > 0 else both
+
+    found = a_grae(rewarded(), alpha).tolist()
+    assert found == pytest.approx([expected(i) for i in range(10)], rel=1e-12)
+    assert 0.25 < overall < 0.5 and min(found) < 0 < max(found)
+    with refused("algorithm.adv_estimator_kwargs.alpha=0: must be above 0"):
+        a_grae(rewarded(), 0)
+    for wrong in (1.5, -0.5):
+        with refused(f"algorithm.adv_estimator=...: ... one reward is {wrong}; use rewards from 0 to 1"):
+            a_grae(rewarded([wrong, *REWARDS[1:]]))
 
 
 class LongIsRight(Appeals):

@@ -1,5 +1,6 @@
 """Methods that change rewards, against literals from the formulas of their papers."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed
@@ -8,9 +9,11 @@ from tests.kit import ppo_config, stored
 from tests.method.batches import batch_of
 from verl.config import ConfigError
 from verl.method import Method
+from verl.method.calls import MethodCalls
 from verl.recipes.cosine_length import CosineLength
 from verl.recipes.laser import Laser, LaserD, band_of, expected_correct, repeats, target_length
 from verl.recipes.noisy_verifier import Backward
+from verl.recipes.rep_exp import leverages, sparse_projection
 from verl.recipes.rlsp import Exploring
 from verl.recipes.rubric_anchors import Rubrics
 
@@ -138,3 +141,55 @@ def test_rubrics():
         rewards_of(Rubrics(weights={"tone": 1.0}, **PLAIN), [1])
     with pytest.raises(ConfigError, match="must be at least 0 and not all 0"):
         Rubrics(weights={"correct": -1.0}, **PLAIN)
+
+
+def rep_exp(*options: str, step: int = 1, **kwargs) -> MethodCalls:
+    arguments = [f"+trainer.method_kwargs.{name}={value}" for name, value in kwargs.items()]
+    calls = MethodCalls(ppo_config("seed=3", "trainer.method=verl.recipes.rep_exp:RepExp", *arguments, *options), None)
+    calls.begin_step(step)
+    return calls
+
+
+def test_rep_exp_rewards_unusual_states():
+    states = torch.randn(8, 2, 16, generator=torch.Generator().manual_seed(0))
+    states[5] = torch.nan
+    scores, uids = [1, 0, 0, 1, 0, 1, 0, 0], [4, 4, 6, 4, 6, 4, 6, 5]
+    batch = batch_of(scores, uids=uids, mean_states=states)
+    found, _ = rep_exp(beta=0.5, lam=0.1, dim=4, step=7).shape_rewards(batch, batch.scores.double())
+    projection = sparse_projection(16, 4, [3, 7]).numpy()
+    expected = [float(score) for score in scores]
+    # Only prompt 4 has correct responses; the state of response 5 is not finite.
+    rows = [0, 1, 3]
+    features = {i: projection @ states[i, -1].double().numpy() for i in rows}
+    mean = sum(features.values()) / 3
+    inverse = np.eye(4) / 0.1
+    for i in rows:  # by updates of rank one, as the authors invert it
+        h = (features[i] - mean)[:, None]
+        inverse = inverse - inverse @ h @ h.T @ inverse / (1 + h.T @ inverse @ h)
+    for i in rows:
+        h = features[i] - mean
+        expected[i] += 0.5 * float(h @ inverse @ h)
+    assert found.tolist() == pytest.approx(expected, rel=1e-9) and min(expected[i] - scores[i] for i in rows) > 0.01
+    again, _ = rep_exp(beta=0.5, lam=0.1, dim=4, step=8).shape_rewards(batch, batch.scores.double())
+    assert again.tolist() != found.tolist()  # another projection
+
+
+def test_rep_exp_projection_is_sparse():
+    drawn = sparse_projection(64, 5000, [0, 1])
+    # One entry in sqrt(64) differs from 0, and its square is sqrt(64) / 5000.
+    assert drawn.shape == (5000, 64) and set(drawn.abs().unique().tolist()) == {0.0, 0.04}
+    assert (drawn != 0).double().mean().item() == pytest.approx(1 / 8, abs=0.003)
+    assert (drawn > 0).double().mean().item() == pytest.approx(1 / 16, abs=0.003)
+    assert torch.equal(sparse_projection(64, 8, [0, 1]), sparse_projection(64, 8, [0, 1]))
+
+
+def test_leverages_of_two_opposite_states():
+    # Centred, they are -1 and 1 in one dimension: 1 / (0.5 + 2).
+    assert leverages(torch.tensor([[3.0, 1.0], [5.0, 1.0]], dtype=torch.float64), 0.5).tolist() == [0.4, 0.4]
+
+
+def test_rep_exp_needs_states_and_sound_values():
+    with pytest.raises(ConfigError, match="calculator.enable=False: RepExp reads hidden states"):
+        rep_exp("calculator.enable=false", "reward_manager=unshaped")
+    with pytest.raises(ConfigError, match="lam=0, dim=32"):
+        rep_exp(lam=0)

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 
 from verl.cli.tables import CommandLine, Option, load_table
 from verl.cli.values import FlagError, elements, is_null, note, path, quoted, same, unquoted
-from verl.config.actor import SEQUENCE_LOSSES
+from verl.config.actor import LOSS_OPTIONS, SEQUENCE_LOSSES
 from verl.config.load import compose_config
 from verl.config.ppo import PPOConfig
 
@@ -38,7 +38,7 @@ def loss_of(line: CommandLine) -> str:
 def policy_loss(option: Option, value: str, line: CommandLine) -> list[str]:
     loss = loss_of(line)
     overrides = [f"actor.policy_loss={loss}"]
-    if loss != "ppo_clip":
+    if "clip_ratio_c" not in LOSS_OPTIONS.get(loss, ()):
         overrides.append("actor.clip_ratio_c=null")
     if loss in SEQUENCE_LOSSES:  # in veRL, these losses ignore loss_agg_mode
         overrides.append("actor.loss_agg_mode=seq-mean-token-mean")

@@ -18,10 +18,16 @@ from verl.config.checks import (
 from verl.config.common import OptimConfig
 from verl.config.signal import KL_TYPES
 
-CLIP_RANGES = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4), "cispo": (1.0, 0.2)}
+CLIP_RANGES = {
+    "gspo": (3e-4, 4e-4),
+    "gmpo": (0.4, 0.4),
+    "cispo": (1.0, 0.2),
+    "dppo_tv": (0.15, 0.15),
+    "dppo_kl": (0.05, 0.05),
+}
 """``actor.policy_loss`` -> default lower and upper clip range. GSPO (arXiv 2507.18071, section 5.1) clips the mean
-ratio over a response, GMPO (arXiv 2507.20673) clips log-ratios, and CISPO (arXiv 2506.13585) has no lower bound. Other
-losses use PPO's range (arXiv 1707.06347)."""
+ratio over a response, GMPO (arXiv 2507.20673) clips log-ratios, CISPO (arXiv 2506.13585) has no lower bound, and DPPO
+(arXiv 2602.04879) bounds divergences. Other losses use PPO's range (arXiv 1707.06347)."""
 
 LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high", "clip_ratio_c"),
@@ -30,6 +36,8 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "gmpo": ("clip_low", "clip_high"),
     "gpg": (),
     "dro": ("dro_beta",),
+    "dppo_tv": ("clip_low", "clip_high", "clip_ratio_c"),
+    "dppo_kl": ("clip_low", "clip_high", "clip_ratio_c"),
     "sapo": ("tau_pos", "tau_neg"),
     "clip_cov": ("clip_low", "clip_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
     "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
@@ -77,23 +85,28 @@ class ActorConfig(LearnerConfig):
     weights the log-probability of each token by the token's clipped ratio. ``gmpo`` takes the geometric mean of a
     response's ratios, with log-ratios clipped to [-``clip_ratio_low``, ``clip_ratio_high``]. ``gpg`` uses the
     log-probability without a ratio, as in REINFORCE (arXiv 2504.02546), and ``dro`` adds the squared log-ratio
-    (``dro_beta``; arXiv 2405.19107). ``sapo`` smoothly reduces a token's gradient as
-    its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov`` is ``ppo_clip`` without a few
-    randomly chosen tokens whose advantage and log-probability have a large covariance; ``kl_cov`` does not clip, but
-    adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Any other value names a custom
-    function, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
+    (``dro_beta``; arXiv 2405.19107). ``dppo_tv`` weights as ``cispo`` does, but leaves out tokens whose probability has
+    changed too much, and ``dppo_kl`` those whose binary KL divergence is too large (arXiv 2602.04879). ``sapo``
+    smoothly reduces a token's gradient as its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347).
+    ``clip_cov`` is ``ppo_clip`` without a few randomly chosen tokens whose advantage and log-probability have a large
+    covariance; ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv
+    2505.22617). Any other value names a custom function, ``module:function`` or ``file.py:function``
+    (docs/extending.md)."""
     policy_loss_kwargs: dict[str, Any]
     """Additional keyword arguments of a custom policy loss."""
     clip_ratio_low: float | None
     """Lower clip range, in (0, 1]: the probability ratio is clipped at 1 - ``clip_ratio_low``. For ``gmpo``, it applies
-    to the log-ratio and may be any positive number. Null selects the default of ``policy_loss``: 3e-4 for ``gspo``, 0.4
-    for ``gmpo``, 1 (no bound) for ``cispo``, and 0.2 for the others."""
+    to the log-ratio and may be any positive number. For ``dppo_tv`` it bounds the decrease of the probability, and for
+    ``dppo_kl`` the divergence of tokens with negative advantages. Null selects the default of ``policy_loss``: 3e-4 for
+    ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for the
+    others."""
     clip_ratio_high: PositiveFloat | None
-    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. Null selects 4e-4 for ``gspo``,
-    0.4 for ``gmpo`` and 0.2 for the others."""
+    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``; for ``dppo_tv`` and ``dppo_kl``,
+    as ``clip_ratio_low``, for increases and positive advantages. Null selects 4e-4 for ``gspo``, 0.4 for ``gmpo``, 0.15
+    for ``dppo_tv``, 0.05 for ``dppo_kl`` and 0.2 for the others."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
-    -``clip_ratio_c`` * A. Null sets no limit."""
+    -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the largest weight of a token. Null sets no limit."""
     tau_pos: PositiveFloat
     """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
     tau_neg: PositiveFloat
@@ -152,7 +165,7 @@ class ActorConfig(LearnerConfig):
         require_custom_kwargs("kl_loss_type", self.kl_loss_type, self.kl_loss_type_kwargs)
         low, most = self.clip_range[0], math.inf if loss == "gmpo" else 1
         require(0 < low <= most, "clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
-        dual = self.clip_ratio_c is None or loss == "ppo_clip"
+        dual = self.clip_ratio_c is None or "clip_ratio_c" in LOSS_OPTIONS.get(loss, ())
         self.require(dual, "clip_ratio_c", f"{loss} has no dual clip; set it to null")
         self.require((self.dro_beta is not None) == (loss == "dro"), "dro_beta", "is used by dro, and by dro alone")
         below = f"must be below actor.clip_cov_ub={self.clip_cov_ub:g}"

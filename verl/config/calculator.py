@@ -94,6 +94,10 @@ class CalculatorConfig(Group):
     """Number of responses between consecutive prefixes of that matrix in training, at least 1."""
     global_diff_stride_val: PositiveInt
     """Like ``global_diff_stride_train``, for validation."""
+    shuffle_within_groups: bool
+    """In training, give each response the rank metrics, token metrics and mean state of a random response to the same
+    prompt before anything reads or logs them: the control of every method that reads hidden states. Of n responses, one
+    keeps its own on average. The permutation follows from ``seed`` and the step. Metrics of prefixes and turns stay."""
     keep_prefixes: bool
     """Also return the metrics of each prefix, which ``trainer.samples.tokens`` stores; unused in an evaluation."""
 
@@ -104,6 +108,8 @@ class CalculatorConfig(Group):
     def check(self) -> None:
         fix = "source=actor measures under the policy that learns already; set source=rollout, or this to false"
         self.require(not self.compare_versions or self.source == "rollout", "compare_versions", fix)
+        fix = "it would compare different responses; set one of the two to false"
+        self.require(not (self.shuffle_within_groups and self.compare_versions), "shuffle_within_groups", fix)
         known = range(len(BASE_METRICS))
         fix = f"indices run from 0 to {known[-1]}: {BASE_METRICS}"
         self.require(set(self.metric_indices) <= set(known), "metric_indices", fix)

@@ -6,14 +6,16 @@ import pytest
 import torch
 from conftest import changed
 
-from tests.kit import ppo_config
+from tests.kit import ppo_config, rank_columns
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.checkpoint.resume import Resumption
 from verl.rank.reward_manager import RewardManager
+from verl.rank.shuffling import shuffle_within_groups
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, prefix_note, step_note
+from verl.trainer.ppo.rollout_scheduler import SampledStep
 from verl.trainer.ppo.updates import Updates, mini_batches
 from verl.workers.policy_loss import PolicyLoss
 
@@ -251,6 +253,7 @@ def three(replayed: bool = False) -> Batch:
 
 
 SCORE, ON_POLICY, UPDATE = "score", "update on policy", "update"
+MEASURED = "calculator.metric_indices_add=[avg_logits_entropy]"
 BY_TWO = "actor.ppo_mini_batch_size=2"
 
 
@@ -287,6 +290,28 @@ def test_first_mini_batch_is_scored_as_it_is_learned(options, replays, learned, 
     trainer._update_actor(batch, None)
     assert trainer.policy.calls == calls
     assert torch.equal(batch.logprobs, -batch.tokens.float()) and torch.equal(batch.entropy, batch.tokens.float())
+
+
+@pytest.mark.parametrize("shuffles", [True, False])
+def test_controls_shuffle_ranks_once_wherever_measured(shuffles: bool):
+    """The engine measures one rank metric, and the policy a metric of tokens; both become those of other responses."""
+    trainer = trainer_of([f"calculator.shuffle_within_groups={shuffles}".lower(), "seed=5", MEASURED])
+    rows = torch.arange(8)
+    batch = batch_of([[1, 1]] * 8, group=rows // 4, step=torch.ones(8), rollout_logprobs=-torch.ones(16))
+    batch.fill(**rank_columns({"m": rows.double()}, mean_states=rows[:, None, None].float()))
+    expected = batch[rows]
+    if shuffles:
+        shuffle_within_groups(expected, 5, 1)
+    trainer.ahead, trainer.prompts, trainer.method.begin_step = None, None, lambda step: None
+    sampled = SampledStep(batch, {}, torch.zeros(0))
+    trainer.scheduler = SimpleNamespace(sample=lambda *_: sampled)
+    assert trainer._sample() is sampled and torch.equal(batch.mean_states, expected.mean_states)
+    trainer._compute_outputs(batch)
+    # Every token of response i has the entropy i.
+    ranks = expected.rank_metrics["m"]
+    assert torch.equal(batch.rank_metrics["m"], ranks) and torch.equal(batch.mean_states, expected.mean_states)
+    assert batch.rank_metrics["avg_logits_entropy"].flatten().tolist() == ranks.flatten().tolist()
+    assert (ranks.flatten().tolist() != rows.tolist()) == shuffles and torch.equal(batch.entropy, batch.tokens.float())
 
 
 def test_bypass_mode_takes_ratios_to_the_engine():

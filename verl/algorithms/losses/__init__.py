@@ -9,6 +9,8 @@ from verl.algorithms.losses.custom import LossInputs, LossNeeds, StepSize, polic
 from verl.algorithms.losses.per_token import (
     cispo_loss,
     clip_cov_loss,
+    dppo_kl_loss,
+    dppo_tv_loss,
     dro_loss,
     gmpo_loss,
     gpg_loss,
@@ -28,6 +30,8 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "gmpo": gmpo_loss,
     "gpg": gpg_loss,
     "dro": dro_loss,
+    "dppo_tv": dppo_tv_loss,
+    "dppo_kl": dppo_kl_loss,
     "sapo": sapo_loss,
     "clip_cov": clip_cov_loss,
     "kl_cov": kl_cov_loss,

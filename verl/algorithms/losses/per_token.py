@@ -20,6 +20,9 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0
 """Bound on the absolute log-ratio, which keeps exp finite. Beyond it, the gradient is 0."""
 
+BINARY_KL_EPS = 1e-8
+"""Addend to the probabilities of all other tokens, as in veRL, so that their fraction is finite."""
+
 Losses = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -139,6 +142,58 @@ def dro_loss(
     mask, log_ratio, advantages = _masked_tokens(logprobs, old_logprobs, advantages, response_mask)
     losses = 0.5 * dro_beta * log_ratio.square() - advantages * torch.where(mask, logprobs, 0.0)
     return losses, _token_sums(log_ratio, mask)
+
+
+def dppo_tv_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    clip_ratio_c: float | None = None,
+) -> Losses:
+    """Compute DPPO with total variation (arXiv 2602.04879) as in veRL: -sg[min(r, clip_ratio_c)] A logprobs.
+
+    DPPO does not clip the ratio. It leaves a token out of the loss once its probability p has moved too far in the
+    direction of its advantage: p - p_old > clip_high where A > 0, and p - p_old < -clip_low elsewhere. sg stops the
+    gradient; only the gradient of the loss is meaningful. ``pg_clipfrac`` counts the tokens that are left out.
+
+    Args:
+        clip_low: bound on the decrease of the probability, in [0, 1]; 0.15 in veRL's example.
+        clip_high: bound on its increase, nonnegative; 0.15 in veRL's example.
+        clip_ratio_c: bound on the weight r, or None for none. ``pg_clipfrac_lower`` counts the tokens beyond it.
+    """
+    _check_clip_ranges(clip_low, clip_high)
+    masked = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
+    change = torch.sub(*_probabilities(logprobs, old_logprobs, masked[0]))
+    kept = torch.where(masked[2] > 0, change <= clip_high, change >= -clip_low)
+    return _masked_policy_gradient(logprobs, *masked, kept, clip_ratio_c)
+
+
+def dppo_kl_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    clip_ratio_c: float | None = None,
+) -> Losses:
+    """Compute DPPO with KL divergence (arXiv 2602.04879) as in veRL: :func:`dppo_tv_loss` with another rule for tokens.
+
+    The divergence is that of the token against all others together, D = p_old log(p_old / p) + (1 - p_old) log((1 -
+    p_old + 1e-8) / (1 - p + 1e-8)). A token is left out if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <=
+    0 and p < p_old. The bounds are in nats; ``clip_low`` is in [0, 1]. Both are 0.05 in veRL's example.
+    """
+    _check_clip_ranges(clip_low, clip_high)
+    mask, log_ratio, advantages = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
+    p, p_old = _probabilities(logprobs, old_logprobs, mask)
+    others = ((1 - p_old + BINARY_KL_EPS) / (1 - p + BINARY_KL_EPS)).log()
+    divergence = (1 - p_old) * others - p_old * log_ratio
+    rising, falling = (divergence <= clip_high) | (p <= p_old), (divergence <= clip_low) | (p >= p_old)
+    kept = torch.where(advantages > 0, rising, falling)
+    return _masked_policy_gradient(logprobs, mask, log_ratio, advantages, kept, clip_ratio_c)
 
 
 def sapo_loss(
@@ -297,6 +352,21 @@ def _masked_tokens(
     mask = response_mask.bool()
     # Mask before exp, because infinite or NaN padding would reach the gradient as 0 * inf.
     return mask, torch.where(mask, logprobs - old_logprobs, 0.0), torch.where(mask, advantages, 0.0)
+
+
+def _probabilities(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probabilities under the policy and before, detached, and 1 outside the mask, both ``[B, R]``."""
+    return torch.where(mask, logprobs.detach(), 0.0).exp(), torch.where(mask, old_logprobs, 0.0).exp()
+
+
+def _masked_policy_gradient(
+    logprobs: Tensor, mask: Tensor, log_ratio: Tensor, advantages: Tensor, kept: Tensor, most: float | None
+) -> Losses:
+    """Return -sg[min(r, most)] A logprobs on the tokens of ``kept [B, R]``, 0 on others, and DPPO's metrics."""
+    ratio, most = _probability_ratio(log_ratio), math.inf if most is None else most
+    kept = kept & mask
+    losses = -ratio.clamp(max=most) * advantages * torch.where(kept, logprobs, 0.0)
+    return losses, _token_sums(log_ratio, mask, pg_clipfrac=mask & ~kept, pg_clipfrac_lower=kept & (ratio > most))
 
 
 def _probability_ratio(log_ratio: Tensor) -> Tensor:

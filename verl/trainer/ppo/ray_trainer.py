@@ -3,7 +3,7 @@
 Legend: B responses in a step, M tokens in these responses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
+from verl.rank.shuffling import shuffle_within_groups
 from verl.rank.token_metrics import fill_token_metrics
 from verl.rewards.custom import partial_scores_note
 from verl.run.session import TrainingRun
@@ -168,8 +169,14 @@ class RayPPOTrainer(Trainer):
         self.method.begin_step(self.step)
         sample = self.scheduler.sample if self.ahead is None else self.ahead.take
         sampled = sample(self.prompts, self.step, self.timer)
+        self._shuffle(sampled.batch)
         self.metrics |= sampled.metrics | length_metrics(sampled.batch, self.config.data.max_prompt_length)
         return sampled
+
+    def _shuffle(self, batch: Batch, except_for: Collection[str] = ()) -> None:
+        """Give the rank metrics of responses to other responses of their group if the run is a control."""
+        if self.config.calculator.shuffle_within_groups:
+            shuffle_within_groups(batch, self.config.seed, self.step, except_for)
 
     def _finish_ahead(self) -> None:
         """Wait for the next step's responses if they are sampled ahead."""
@@ -189,7 +196,7 @@ class RayPPOTrainer(Trainer):
 
     def _compute_outputs(self, batch: Batch) -> None:
         """Fill log-probabilities of policy, reference and teacher, the critic's values, and rank metrics."""
-        config, work = self.config, Work.of(batch.lengths)
+        config, work, measured = self.config, Work.of(batch.lengths), batch.names
         self.timer.count(BATCH, work)
         if config.scores_before_update or self.loss.needs.old_policy:
             self._compute_logprobs(batch, self._num_scored_in_update)
@@ -216,6 +223,7 @@ class RayPPOTrainer(Trainer):
                 batch.fill(values=scored.values)
             self.timer.count("values", work)
         fill_token_metrics(batch, config.calculator.token_metrics)
+        self._shuffle(batch, except_for=measured)
 
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities in the denominator of the policy ratio, [M].
