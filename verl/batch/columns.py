@@ -57,8 +57,8 @@ class Columns:
     environment_states: EpisodeList
     """B strings, the environment's state between turns as JSON, or "" before the first turn."""
     further_rows: EpisodeList
-    """B lists of the further histories of an agent's session, each a mapping with ``prompt_ids``, ``tokens``, ``source``,
-    ``rollout_logprobs``, ``truncated`` and ``why``; filled only for agents."""
+    """B lists of the further histories of an agent's session, each a mapping with ``prompt_ids``, ``tokens``,
+    ``source``, ``rollout_logprobs``, ``truncated`` and ``why``; filled only for agents."""
     opened_by: EpisodeList
     """B strings, why the row that stands for an agent's session was opened, "" if it is the first."""
     step: PerEpisode

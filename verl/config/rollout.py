@@ -130,8 +130,8 @@ class AgentConfig(Group):
     """Options for agents that call the policy through OpenAI's chat completions (docs/agents.md)."""
 
     path: str | None
-    """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions share
-    a process's event loop, and others get a thread. null for no agent, or for ``command``."""
+    """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions
+    share a process's event loop, and others get a thread. null for no agent, or for ``command``."""
     command: str | None
     """Command that is an agent, such as ``python my_agent.py``: it gets the record as JSON on its standard input, the
     address in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and may print ``{"reward": 1.0}`` as its last line."""

@@ -16,9 +16,9 @@ from verl.data.prompt_record import PromptRecord
 from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
-from verl.rollout.engines import engine_environment
 from verl.rollout.agents.pool import AgentPool
 from verl.rollout.agents.sessions import AgentSetup, Sessions
+from verl.rollout.engines import engine_environment
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, conversation_parts, policy_texts
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream

@@ -72,8 +72,10 @@ class RequestQueue:
         """Queue these requests, each for the engine that processed it last, or for any if there is none."""
         for request in requests:
             engine = self._engine_of.get(request)
-            alive = engine is not None and self._slots[engine]
-            (self._resumed[engine] if alive else self._again).append(request)
+            if engine is not None and self._slots[engine]:
+                self._resumed[engine].append(request)
+            else:
+                self._again.append(request)
 
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
         """Record how many requests ``engine`` has finished, and how many of the others it has not started."""

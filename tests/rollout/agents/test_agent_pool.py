@@ -38,7 +38,9 @@ async def one_misbehaves(record, base_url, api_key):
 def options(config: PPOConfig, folder: Path, name: str, how: str = "pass", **agent: Any) -> Any:
     path = user_code(folder, AGENTS.replace("HOW", how)) + f":{name}"
     agent = {"path": path, "timeout_s": 60.0} | agent
-    return changed(config, rollout={"multi_turn": {"enable": True, "num_workers": 2, "agent": agent}}).rollout.multi_turn
+    return changed(
+        config, rollout={"multi_turn": {"enable": True, "num_workers": 2, "agent": agent}}
+    ).rollout.multi_turn
 
 
 def play(made: Any, num: int, log: Path | None = None, close_after_s: float | None = None) -> dict[int, Ended]:
@@ -108,7 +110,9 @@ def test_a_process_that_ends_costs_its_sessions_alone(small_config, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["await asyncio.sleep(999)", "time.sleep(999)", "await asyncio.to_thread(time.sleep, 999)"])
+@pytest.mark.parametrize(
+    "how", ["await asyncio.sleep(999)", "time.sleep(999)", "await asyncio.to_thread(time.sleep, 999)"]
+)
 def test_a_hanging_agent_that_is_closed_stops_nobody(small_config, tmp_path, how):
     started = time.monotonic()
     ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4, close_after_s=0.0)

@@ -1,7 +1,6 @@
 """Agents through the real engine: the same task as an environment, and histories that do not continue each other."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,7 +81,9 @@ def test_an_agent_samples_what_its_environment_would(group, config, tokenizer):
     assert of_environment.turns.max() == 2 and of_agent.further_rows == [[]] * 24
     for name in of_environment.names:
         ours, theirs = getattr(of_agent, name), getattr(of_environment, name)
-        assert ours.equal(theirs) or (ours.isnan().equal(theirs.isnan()) and ours.nan_to_num().equal(theirs.nan_to_num()))
+        assert ours.equal(theirs) or (
+            ours.isnan().equal(theirs.isnan()) and ours.nan_to_num().equal(theirs.nan_to_num())
+        )
 
 
 def test_further_histories_have_the_policys_logprobs(group, config, tokenizer, tmp_path):

@@ -51,7 +51,9 @@ def post(url: str, body: Any, timeout: float = 20) -> tuple[int, Any]:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, json.loads(error.read() or b"null") if error.headers.get_content_subtype() == "json" else None
+            return error.code, json.loads(
+                error.read() or b"null"
+            ) if error.headers.get_content_subtype() == "json" else None
 
 
 def test_sessions_are_told_apart_by_their_addresses(server):

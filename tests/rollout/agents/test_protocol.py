@@ -50,7 +50,9 @@ def test_forms_of_one_message_are_the_same():
 
 def test_a_stream_holds_the_whole_reply():
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    whole = completion("0-1", {"role": "assistant", "content": "so", "tool_calls": [call]}, "stop", (3, 2), [("so", -1.0)])
+    whole = completion(
+        "0-1", {"role": "assistant", "content": "so", "tool_calls": [call]}, "stop", (3, 2), [("so", -1.0)]
+    )
     said, end, usage, done = stream_events(whole, include_usage=True)
     delta = json.loads(said)["choices"][0]["delta"]
     assert delta["content"] == "so" and delta["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'

@@ -1,7 +1,7 @@
 """HTTP server in a thread of the driver, at which agents find the policy.
 
-Every session has an address of its own with a secret in its path; nothing else answers. Requests become events, which the
-thread that samples reads, and wait for its reply.
+Every session has an address of its own with a secret in its path; nothing else answers. Requests become events, which
+the thread that samples reads, and wait for its reply.
 """
 
 import asyncio
@@ -216,5 +216,3 @@ async def _json(request: web.Request) -> Any:
         raise ProtocolError(413, "too_large", f"the body has more than {MAX_BODY_BYTES} bytes") from error
     except (ValueError, RecursionError) as error:
         raise ProtocolError(400, "invalid_json", "the body is no JSON") from error
-
-

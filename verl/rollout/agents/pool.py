@@ -1,7 +1,7 @@
 """Runs agents in processes of their own: coroutines, functions in threads, or commands.
 
-Each process plays a share of the sessions. It reports their ends to the endpoint, which answers with the sessions that it
-has closed in the meantime, because of a time limit for example; these are cancelled or killed.
+Each process plays a share of the sessions. It reports their ends to the endpoint, which answers with the sessions that
+it has closed in the meantime, because of a time limit for example; these are cancelled or killed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 
 from verl.config.rollout import AgentConfig, MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.agents.endpoint import Asked, Endpoint, Ended
+from verl.rollout.agents.endpoint import Asked, Ended, Endpoint
 from verl.utils.files import open_to_write
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, load_code

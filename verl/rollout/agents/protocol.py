@@ -133,7 +133,7 @@ def _text(content: Any) -> str:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+    function: Any = call.get("function") if isinstance(call, dict) else None
     named = isinstance(function, dict) and isinstance(function.get("name"), str)
     _expect(named, "tool_calls", "functions with a name")
     arguments = read_arguments(function.get("arguments") or {})

@@ -1,8 +1,8 @@
 """Sessions of agents as conversations of the run's engines.
 
-A session is an episode, and a request of it a turn. A request whose messages extend those that a row holds continues that
-row: its tokens stay as they were sampled, and a bridge follows. Any other request opens a further row of the episode,
-because the agent compacted its history, dropped thoughts, or started another one.
+A session is an episode, and a request of it a turn. A request whose messages extend those that a row holds continues
+that row: its tokens stay as they were sampled, and a bridge follows. Any other request opens a further row of the
+episode, because the agent compacted its history, dropped thoughts, or started another one.
 
 Legend: B sessions.
 """

@@ -82,7 +82,7 @@ class Turns:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return the tool calls in a turn (:meth:`ToolCallReader.read`), the ``mark`` of a call, and why none is read."""
+        """Return the calls in a turn (:meth:`ToolCallReader.read`), the ``mark`` of a call, and why none is read."""
         if self.reader is None:
             return {"calls": [], "malformed": False, "mark": None, "unsupported": self.unsupported}
         return self.reader.read(tokens) | {"mark": self.reader.mark, "unsupported": ""}

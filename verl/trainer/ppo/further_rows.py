@@ -1,4 +1,4 @@
-"""Further histories of agents' sessions, as rows that the policy learns from beside the rows that stand for sessions."""
+"""Further histories of agents' sessions, as rows that the policy learns from."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +14,9 @@ from verl.rollout.partial import PER_TOKEN
 def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     """Return a batch in which the further histories of each session follow the row that stands for it.
 
-    The k rows of an episode have its advantage, which is the same for all its tokens, times 1/k: losses are proportional
-    to advantages, so that the rows weigh together what one weighs. ``episode`` [B'] numbers the sessions. Batches without
-    further histories are returned unchanged, without ``further_rows``.
+    The k rows of an episode have its advantage, which is the same for all its tokens, times 1/k: losses are
+    proportional to advantages, so that the rows weigh together what one weighs. ``episode`` [B'] numbers the sessions.
+    Batches without further histories are returned unchanged, without ``further_rows``.
 
     Args:
         batch: Columns for the update, with ``further_rows``, B rows.

@@ -108,7 +108,7 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores, run.folder))
     conversations, turns = None, config.rollout.multi_turn
     if turns.enable:
-        kind = AgentPool if turns.agent.enabled else EnvironmentPool
+        kind: type[EnvironmentPool | AgentPool] = AgentPool if turns.agent.enabled else EnvironmentPool
         environments = run.resources.enter_context(kind(turns, run.busy_cores, run.folder / ENVIRONMENT_LOG))
         conversations = setup.conversations(environments, run.display.say)
     environment = engine_environment(setup.device_type, config.rollout.name)

@@ -126,7 +126,9 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield mini-batches of ``num_rows`` responses (sessions, where they are agents'), each with the numbers of tokens and responses to learn from.
+    """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to learn from.
+
+    With ``episode``, these are numbers of agents' sessions, whose rows stay together.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.
