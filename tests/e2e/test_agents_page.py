@@ -27,10 +27,11 @@ def test_agents_of_the_page_train(tmp_path: Path):
     ((code),) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "my.py").write_text(code.replace("max_tokens=400", "max_tokens=9") + TWO_CONVERSATIONS)
     options = (
-        "rollout.multi_turn.enable=true rollout.multi_turn.agent.path=my.py:with_another "
-        f"rollout.multi_turn.reward=only model.path={ROOT}/data/tiny_model trainer.default_local_dir=run trainer.n_gpus_per_node=1 rollout.n=2 "
-        "trainer.total_training_steps=2 trainer.val_before_train=false trainer.test_freq=-1 trainer.samples.freq=1 "
-        "data.train_batch_size=4 actor.ppo_mini_batch_size=2 data.max_response_length=64"
+        "rollout.multi_turn.enable=true rollout.multi_turn.agent.path=my.py:with_another rollout.n=2 "
+        "rollout.multi_turn.reward=only trainer.default_local_dir=run trainer.n_gpus_per_node=1 "
+        f"model.path={ROOT}/data/tiny_model trainer.total_training_steps=2 trainer.val_before_train=false "
+        "trainer.test_freq=-1 trainer.samples.freq=1 data.train_batch_size=4 actor.ppo_mini_batch_size=2 "
+        "data.max_response_length=64"
     )
     command = ["bash", str(ROOT / "train.sh"), *options.split()]
     run = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)

@@ -221,9 +221,9 @@ class MultiTurnConfig(Group):
             return
         tools = bool(self.names_tools)
         if self.agent.enabled:
-            fix = "an agent has its own tools and environment; leave out {}"
-            self.require(not tools, "agent", fix.format(self.names_tools))
-            self.require(self.environment is None, "agent", fix.format("environment"))
+            others = self.names_tools or ("environment" if self.environment is not None else "")
+            option = "agent.path" if self.agent.path is not None else "agent.command"
+            self.require(not others, option, f"an agent has its own tools and environment; leave out {others}")
             return
         fix = "name tools, tool_config_path, environment or agent.path"
         self.require(tools or self.environment is not None, "enable", fix)

@@ -109,8 +109,9 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     conversations, turns = None, config.rollout.multi_turn
     if turns.enable:
         kind: type[EnvironmentPool | AgentPool] = AgentPool if turns.agent.enabled else EnvironmentPool
-        environments = run.resources.enter_context(kind(turns, run.busy_cores, run.folder / ENVIRONMENT_LOG))
-        conversations = setup.conversations(environments, run.display.say)
+        processes = kind(turns, run.busy_cores, run.folder / ENVIRONMENT_LOG)
+        run.resources.enter_context(processes)
+        conversations = setup.conversations(processes, run.display.say)
     environment = engine_environment(setup.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (setup.steps, strings), environment)
     method, sources = setup.new_method(), logged_sources(record.data_source for record in setup.train_set.records)
