@@ -126,7 +126,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
             gathered.shaping[number].append([file.step, *shares])
         for row in rows:
             key = (file.split, row["uid"], row["prompt"])
-            prompt = prompts.setdefault(key, PromptSamples(*key, row["data_source"], _shown_truth(row["ground_truth"])))
+            prompt = prompts.setdefault(key, PromptSamples(*key, row["data_source"], shown_truth(row["ground_truth"])))
             prompt.cells.setdefault((number, file.step), []).append(row)
         gathered.metrics += [
             name.removeprefix(METRIC_PREFIX) for name in _shown(opened) if name.startswith(METRIC_PREFIX)
@@ -171,12 +171,16 @@ def _raw_bytes(path: Path) -> int:
         return 0
 
 
-def _shown_truth(text: str) -> str:
-    """Format a ground truth stored as JSON: strings without quotation marks and escapes, and nothing for null."""
+def shown_truth(text: str) -> str:
+    """Format a ground truth stored as JSON: strings without quotation marks and escapes, and nothing for null.
+
+    Of a mapping with an ``answer``, such as a generated problem, only that is shown.
+    """
     try:
         truth = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    truth = truth.get("answer", truth) if isinstance(truth, dict) else truth
     return truth if isinstance(truth, str) else text * (truth is not None)
 
 

@@ -112,7 +112,7 @@ def longer(row: Batch, new: int, version: int) -> Batch:
 class Environment:
     """In place of the pool: three messages, and then the end; ``seconds`` long at most."""
 
-    role = "user"
+    role, settles = "user", False
 
     def __init__(self, seconds: float = 0.0, turns: int = 4, is_async: bool = False) -> None:
         self.seconds, self.turns, self.is_async = seconds, turns, is_async
@@ -126,7 +126,7 @@ class Environment:
         turn = int(step.state or 0) + 1
         done = turn == self.turns
         messages = [] if done else [{"role": "user", "content": f"say {turn}"}]
-        return Answer(str(turn), messages, done, 0.5, (1, 0, 0, 0, 0))
+        return Answer(str(turn), messages, done, 0.5, (1, 0, 0, 0, 0, 0))
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_turns_bridges_and_draws(converse, tiny_tokenizer):
         assert int(row.source[-1]) == POLICY and len(policy_turns(row)[0]) == int(row.turns)
     whole = batch.turns == 4
     assert (batch.environment_rewards[whole & ~batch.truncated] == 2.0).all()
-    assert (batch.call_counts[:, 4] == batch.turns).all()
+    assert (batch.call_counts[:, 5] == batch.turns).all()
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,26 @@ def test_turns_are_limited(converse, options: dict[str, int], most: int):
     batch = converse(**options)
     assert batch.turns.max() == most
     assert not batch.truncated[batch.turns == most].all()
+
+
+class Settling(Environment):
+    """Gives its reward once, at the end of a conversation."""
+
+    settles = True
+
+    def answer(self, step: Step) -> Answer:
+        if step.turn.ends:
+            return Answer(step.state, [], True, 10.0, (0, 0, 0, 0, 0, 0))
+        answer = super().answer(step)
+        return answer._replace(reward=10.0 if answer.done else 0.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_length": 30}, {"max_assistant_turns": 2}])
+def test_reward_is_asked_for_once_at_any_end(converse, options: dict[str, int]):
+    batch = converse(environment=Settling(), **options)
+    assert batch.environment_rewards.tolist() == [10.0] * len(batch)
+    same(batch.fill(environment_rewards=batch.turns), converse(**options).fill(environment_rewards=batch.turns))
+    assert bool(batch.truncated.any()) == ("max_assistant_turns" not in options)
 
 
 def test_no_turn_begins_where_the_model_has_no_room_for_it(converse):

@@ -53,7 +53,7 @@ class Columns:
     environment_rewards: PerEpisode
     """[B] float64, sum of the environment's rewards."""
     call_counts: PerEpisode
-    """[B, 5] int64, counts of tool calls and related events (:data:`verl.rollout.environments.pool.COUNTS`)."""
+    """[B, 6] int64, counts of tool calls and related events (:data:`verl.rollout.environments.pool.COUNTS`)."""
     environment_states: EpisodeList
     """B strings, the environment's state between turns as JSON, or "" before the first turn."""
     further_rows: EpisodeList

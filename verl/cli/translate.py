@@ -49,6 +49,8 @@ HYDRA_FLAGS = {
 
 MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
 """Options and groups that determine the model of a run."""
+MAPPINGS = ("data.generated.", "data.generated=")
+"""Beginnings of overrides that may add entries to a mapping."""
 USER_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
 """Hydra's flags for adding the user's own configurations."""
 
@@ -111,6 +113,8 @@ def overrides_of(line: CommandLine) -> list[str]:
     merged = [*(o for key, o in flags.items() if key not in line.options), *line.overrides]
     if line.flags.get("compute_log_effective_rank", "").lower() == "true":
         merged = _with_log_effective_rank(merged)
+    # Without ++, Hydra accepts only existing entries of a mapping.
+    merged = [f"++{word}" if word.startswith(MAPPINGS) else word for word in merged]
     return [*_with_preset(merged, line.hydra), *line.hydra]
 
 

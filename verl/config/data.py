@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -46,6 +48,44 @@ def hub_set(name: str) -> HubSet | None:
         return None
     hub_id, _, revision = hub_id.partition("@")
     return HubSet(hub_id, config, split, revision)
+
+
+GENERATOR = "reasoning_gym:"
+"""Beginning of the names of generated data sets."""
+
+
+class GeneratedSet(NamedTuple):
+    """A data set that reasoning-gym generates. Its problem ``i`` is drawn with the seed ``seed + i``."""
+
+    dataset: str
+    """Name of the generator."""
+    seed: int
+    size: int
+    options: Mapping[str, Any]
+    """Further options of the generator."""
+
+    @property
+    def end(self) -> int:
+        """Seed after that of the last problem."""
+        return self.seed + self.size
+
+
+def generated_set(name: str, entries: Mapping[str, Mapping[str, Any]]) -> GeneratedSet | None:
+    """Return the data set ``reasoning_gym:KEY``, described by the entry ``KEY``, or None for other names.
+
+    Raises:
+        ConfigError: If the entry is not a mapping, or its seed or size is not an integer in range.
+    """
+    if not name.startswith(GENERATOR):
+        return None
+    key = name.removeprefix(GENERATOR)
+    entry = entries.get(key, {})
+    require(isinstance(entry, Mapping), f"generated.{key}", entry, "must be a mapping, {option: value}")
+    options = {"dataset": key, "seed": 0, "size": 500, **entry}
+    for option, least in {"seed": 0, "size": 1}.items():
+        fits = type(options[option]) is int and options[option] >= least
+        require(fits, f"generated.{key}.{option}", options[option], f"must be an integer of at least {least}")
+    return GeneratedSet(str(options.pop("dataset")), options.pop("seed"), options.pop("size"), options)
 
 
 def _check_chat_arguments(field: str, arguments: dict[str, Any]) -> None:
@@ -93,9 +133,13 @@ class DataConfig(Group):
 
     train_files: Annotated[list[str], NAMES_ONE]
     """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the
-    Hugging Face hub as ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``."""
+    Hugging Face hub as ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``. ``reasoning_gym:NAME``
+    generates problems (``generated``)."""
     val_files: list[str]
     """Validation prompts, in the same format as ``train_files``; an empty list disables validation."""
+    generated: dict[str, dict[str, Any]]
+    """Options of each ``reasoning_gym:NAME`` in ``train_files`` and ``val_files``, by ``NAME``: ``dataset``, the
+    generator (by default ``NAME`` itself), ``size`` (500 problems), ``seed`` (0), and those of the generator."""
     train_weights: list[NotNegativeFloat]
     """Relative weights of ``train_files`` in an epoch, each at least 0. An epoch has as many prompts as all files
     together, so prompts of a file with a large weight repeat. An empty list uses every prompt once per epoch."""
@@ -165,6 +209,7 @@ class DataConfig(Group):
         return order
 
     def check(self) -> None:
+        self._check_generated()
         weights, files = self.train_weights, len(self.train_files)
         if not weights:
             return
@@ -176,3 +221,14 @@ class DataConfig(Group):
         mixes = self.custom_cls.path is None and self.sampler.class_path is None
         fix = "with data.custom_cls or data.sampler, your class does the mixing; leave it out"
         self.require(mixes, field, fix)
+
+    def _check_generated(self) -> None:
+        sets = {name: generated_set(name, self.generated) for name in [*self.train_files, *self.val_files]}
+        for key in sorted(self.generated.keys() - {name.removeprefix(GENERATOR) for name in sets}):
+            fix = f"no file names it; add {GENERATOR}{key} to data.train_files or data.val_files"
+            require(False, f"generated.{key}", self.generated[key], fix)
+        for name, other in product(self.val_files, self.train_files):
+            one, two = sets[name], sets[other]
+            if one is not None and two is not None and one.dataset == two.dataset:
+                fix = f"has problems of {other}, as problem i has the seed + i; name a set with seed={two.end} or more"
+                require(one.end <= two.seed or two.end <= one.seed, "val_files", name, fix)

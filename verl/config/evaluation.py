@@ -81,6 +81,8 @@ class BenchmarkDataConfig(Group):
     fields: dict[str, dict[str, str]]
     """Names of fields that are not recognised automatically: benchmark -> our field name, such as ``question`` or
     ``answer`` (see ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the field name in the file."""
+    generated: dict[str, dict[str, Any]]
+    """Benchmarks that reasoning-gym generates: name -> options, as in training. ``dataset`` is the generator."""
     max_problems: CountOrAll
     """Maximum number of problems per benchmark, in file order, or -1 for all."""
     few_shot: bool

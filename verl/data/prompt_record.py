@@ -1,7 +1,7 @@
 """The record of a prompt, in a module that imports little, because processes of environments and tools need it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -18,11 +18,26 @@ class PromptRecord:
     """The answer as a JSON value; null is allowed only with a custom reward function."""
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
-    """The chat in the file; a plain text becomes one user message."""
+    """The chat in the file and the first observation of its environment; a plain text becomes one user message."""
     opens_thought: bool
     """Whether the prompt ends with ``<think>``."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools that the file describes to the chat template, in place of the run's."""
+    state: str = ""
+    """State in which the conversation begins, as JSON, if its environment showed an observation in the prompt."""
+
+    def observing(self, state: str, messages: Sequence[Mapping[str, Any]]) -> "PromptRecord":
+        """Return the record with the environment's first state, and its observation after the messages.
+
+        An observation by the speaker of the message before it joins that message, as templates want turns to alternate.
+        """
+        chat = [dict(message) for message in self.messages]
+        for message in messages:
+            if chat and chat[-1]["role"] == message["role"]:
+                chat[-1]["content"] = f"{chat[-1]['content']}\n\n{message['content']}"
+            else:
+                chat.append(dict(message))
+        return replace(self, state=state, messages=chat)
 
     @property
     def asks_for_hashes(self) -> bool:

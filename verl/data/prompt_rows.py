@@ -1,6 +1,7 @@
 """Converts rows in veRL's layout to tokenized prompts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -58,15 +59,33 @@ class PromptReader:
         """Lengths of prompts longer than ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
-    def add(self, row: Mapping[str, Any], where: str) -> None:
-        """Convert a row, which error messages call ``where``. Raises ``ConfigError`` if the row cannot be used."""
+    def read(self, row: Mapping[str, Any], where: str) -> PromptRecord:
+        """Convert a row, which error messages call ``where``, without its tokens; its number is that of the row.
+
+        Raises:
+            ConfigError: If the row is malformed or cannot be scored.
+        """
         config = self.config
-        self.num_read += 1
         if self.scored:
             check_verifiable(row, where, config.reward_fn_key, config.answer_key or GROUND_TRUTH)
-        messages = read_messages(row, where, config.prompt_key, with_tools="tools" in config.apply_chat_template_kwargs)
-        tools = read_tools(row, where)
-        ids = self._render(messages, tools, where)
+        self.num_read += 1
+        return PromptRecord(
+            uid=self.num_read - 1,
+            input_ids=[],
+            data_source=row[config.reward_fn_key],
+            ground_truth=as_mapping(row["reward_model"]).get("ground_truth"),
+            extra_info=read_extra_info(row.get("extra_info")),
+            messages=read_messages(
+                row, where, config.prompt_key, with_tools="tools" in config.apply_chat_template_kwargs
+            ),
+            opens_thought=False,
+            tools=read_tools(row, where),
+        )
+
+    def add(self, record: PromptRecord, where: str) -> None:
+        """Add a record with its tokens unless it is too long; raise ``ConfigError`` if it does not fit the template."""
+        config = self.config
+        ids = self._render(record.messages, record.tools, where)
         if len(ids) > config.max_prompt_length:
             self._too_long.append(len(ids))
             self._noted["left_out" if config.filters else "cut"].append(where)
@@ -77,20 +96,10 @@ class PromptReader:
         original = self._first_at.setdefault(hash(tuple(ids)), where)
         if original != where and self.scored:  # games differ in their extra_info
             self._noted["repeated"].append(f"{where} repeats {original}")
-        self.records.append(
-            PromptRecord(
-                uid=len(self.records),
-                input_ids=ids,
-                data_source=row[config.reward_fn_key],
-                ground_truth=as_mapping(row["reward_model"]).get("ground_truth"),
-                extra_info=read_extra_info(row.get("extra_info")),
-                messages=messages,
-                opens_thought=opens_thought(ids, self.tokenizer),
-                tools=tools,
-            )
-        )
+        thinks = opens_thought(ids, self.tokenizer)
+        self.records.append(replace(record, uid=len(self.records), input_ids=ids, opens_thought=thinks))
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], where: str) -> list[int]:
+    def _render(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], where: str) -> list[int]:
         config = self.config
         text = "\n".join(message["content"] or "" for message in messages)
         marker, instruction = template_marker(text), find_template(config.template).instruction

@@ -1,7 +1,7 @@
 """The prompt dataset and its batch loaders."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,15 +9,18 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.data import DataConfig
+from verl.config.data import DataConfig, generated_set
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
 from verl.data.prompt_record import PromptRecord
 from verl.data.prompt_rows import PromptReader, read_extra_info
+from verl.data.reasoning_gym import generated_rows
 from verl.data.records import split_solution
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
 from verl.rewards.registry import custom_columns
 from verl.utils.user_code import load_class, user_code
+
+Begin = Callable[[list[PromptRecord]], list[PromptRecord]]
 
 UNSCORED = "environment"
 """Data source of prompts without one whose responses are scored by an environment."""
@@ -36,6 +39,7 @@ class PromptDataset(Dataset[PromptRecord]):
         max_samples: number of prompts to use, or -1 for all. They are drawn from all files with ``seed``, or taken from
             the beginning if ``data.shuffle=false``.
         scored: whether verifiers score the responses, so that rows need a data source and a ground truth.
+        begin: function that returns the records, as yet without tokens, with the first observations of environments.
 
     Raises:
         ConfigError: if a file cannot be read or lacks a column; if no prompt is short enough; or if a row (named by
@@ -50,16 +54,18 @@ class PromptDataset(Dataset[PromptRecord]):
         max_samples: int = -1,
         seed: int = 0,
         scored: bool = True,
+        begin: Begin | None = None,
     ) -> None:
-        sources = _read_sources(files, config, scored)
+        sources = _read_sources(files, config, scored, begin is not None)
         selection = _select([len(rows) for _, rows in sources], max_samples, config.shuffle, seed)
         reader = PromptReader(config, tokenizer, scored)
         self.sizes: list[int] = []
         """Number of prompts from each file, in dataset order."""
         for (name, rows), numbers in zip(sources, selection, strict=True):
-            before = len(reader.records)
-            for number in numbers:
-                reader.add(rows[number], f"{name}, row {number}")
+            before, places = len(reader.records), [f"{name}, row {number}" for number in numbers]
+            records = [reader.read(rows[number], place) for number, place in zip(numbers, places, strict=True)]
+            for record, place in zip(begin(records) if begin is not None else records, places, strict=True):
+                reader.add(record, place)
             self.sizes.append(len(reader.records) - before)
         reader.check_any_left(files)
         self.records = reader.records
@@ -74,10 +80,11 @@ class PromptDataset(Dataset[PromptRecord]):
 
 
 def _read_sources(
-    files: Sequence[str], config: DataConfig, scored: bool
+    files: Sequence[str], config: DataConfig, scored: bool, whole_rows: bool = False
 ) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
     """Return the name and the rows of each file, or of the custom dataset class."""
     layout = PromptLayout(config.prompt_key, config.reward_fn_key, config.answer_key, config.data_source)
+    layout = layout._replace(generated=config.generated, whole_rows=whole_rows)
     path, name = config.custom_cls.path, config.custom_cls.name
     if path is None or name is None:
         return [(file, layout.read(file, scored)) for file in files]
@@ -101,6 +108,10 @@ class PromptLayout(NamedTuple):
     reward_fn_key: str = "data_source"
     answer_key: str | None = None
     data_source: str | None = None
+    generated: Mapping[str, Mapping[str, Any]] = {}
+    """Options of generated data sets."""
+    whole_rows: bool = False
+    """Whether all further columns become entries of ``extra_info``, for environments that begin with their row."""
 
     def columns(self, scored: bool = True) -> list[str]:
         """Columns that every row must have; the prompt alone if no verifier scores the responses."""
@@ -110,7 +121,12 @@ class PromptLayout(NamedTuple):
         return [self.prompt_key, self.answer_key or "reward_model", *source]
 
     def read(self, file: str, scored: bool = True) -> list[Mapping[str, Any]]:
-        """Return the completed rows of a file."""
+        """Return the completed rows of a file, or of a generated data set."""
+        generated = generated_set(file, self.generated)
+        if generated is not None:
+            names = {"prompt": self.prompt_key, "data_source": self.reward_fn_key}
+            rows = [{names.get(k, k): v for k, v in row.items()} for row in generated_rows(file, generated)]
+            return [self._replace(answer_key=None).completed(row, scored) for row in rows]
         rows = read_rows(file, self.columns(scored), COLUMN_OPTIONS, [self.prompt_key, "tools"])
         return [self.completed(row, scored) for row in rows]
 
@@ -127,6 +143,10 @@ class PromptLayout(NamedTuple):
             row = {**row, "reward_model": {"ground_truth": answer}}
         if self.data_source is not None and row.get(self.reward_fn_key) is None:
             row = {**row, self.reward_fn_key: self.data_source}
+        if self.whole_rows:
+            known = (self.prompt_key, self.reward_fn_key, "reward_model", "extra_info", "tools")
+            others = {name: value for name, value in row.items() if name not in known}
+            row = {**row, "extra_info": {**others, **read_extra_info(row.get("extra_info"))}}
         if columns := custom_columns(row[self.reward_fn_key], row):
             row = {**row, "extra_info": {**columns, **read_extra_info(row.get("extra_info"))}}
         return row

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import SamplingConfig, SamplingFilters
-from verl.data.prompt_record import PromptRecord
 from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
@@ -143,7 +142,13 @@ def generate_missing(
 
     begun: Conversations | Sessions | None = None
     if conversations is not None:
-        begun = conversations.begin([_record(task, problem) for task, problem, _ in samples], None)
+        begun = conversations.begin(
+            [
+                task.problems[problem].record(problem, task.prompts[problem], task.opens_thought)
+                for task, problem, _ in samples
+            ],
+            None,
+        )
     copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
     Generation(workers, copies, requests, on_cpu, store, conversations=begun, steps_per_call=STEPS_PER_CALL).run()
 
@@ -157,14 +162,6 @@ def environment_figures(part: Batch) -> list[dict[str, float]]:
         {"reward": reward, "turns": float(turns)} | dict(zip(COUNTS, map(float, counts), strict=True))
         for reward, turns, counts in columns
     ]
-
-
-def _record(task: EvaluationTask, place: int) -> PromptRecord:
-    """Convert a problem to the record that environments receive."""
-    problem = task.problems[place]
-    messages = [dict(message) for message in problem.messages] or [{"role": "user", "content": problem.question}]
-    facts = (problem.data_source, problem.answer, problem.extra_info)
-    return PromptRecord(place, task.prompts[place], *facts, messages, task.opens_thought)
 
 
 def finite_metrics(batch: Batch) -> list[dict[str, float]]:

@@ -23,6 +23,7 @@ from verl.rewards.pool import VerifierPool
 from verl.rollout.programs import with_solutions
 from verl.utils.user_code import source_file
 from verl.verifiers.verdict import Verdict
+from verl_pages.sample_files import shown_truth
 
 VERDICTS_FILE = "verdicts.jsonl"
 
@@ -106,8 +107,9 @@ def _result(
         known: dict[str, Any] = {"metrics": s.metrics, "conversation": s.conversation, "environment": s.environment}
         return ScoredSample(s.response, s.num_tokens, s.truncated, *facts, **known, extras=extras)
 
+    answers = [shown_truth(json.dumps(problem.answer)) for problem in task.problems]
     results = [
-        ProblemResult(problem.index, problem.question, problem.answer, [scored((i, j)) for j in range(n)])
+        ProblemResult(problem.index, problem.question, answers[i], [scored((i, j)) for j in range(n)])
         for i, problem in enumerate(task.problems)
     ]
     return TaskResult(task.target.run, task.target.step, task.benchmark, task.temperature, results)

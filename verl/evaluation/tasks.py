@@ -6,13 +6,14 @@ A task evaluates one model on one benchmark at one temperature, with its own pro
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from verl.cluster.start import gpus_per_machine, resolve_device
+from verl.config.data import GENERATOR
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.config.paths import find_path
@@ -41,6 +42,7 @@ from verl.rewards import check_ground_truth, use_custom_functions
 from verl.rollout.agents.pool import load_agent
 from verl.rollout.engines import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
+from verl.rollout.environments.pool import beginning
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.session import RaySession
 from verl.run.tracker_backends import check_trackers
@@ -180,6 +182,9 @@ def prepare(
     if not config.names_prompts:
         with display.recorded():
             benchmarks = validation_problems(targets, config)
+    with display.recorded():
+        benchmarks, loaded = {}, benchmarks
+        benchmarks = observed_problems(loaded, config.rollout.multi_turn)
     tokenizers = {}
     for target in targets:
         with display.recorded(target.label):
@@ -221,15 +226,25 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
     return available // size * size
 
 
+def has_environment(config: EvaluationConfig) -> bool:
+    """Return whether an environment of the user's gets the rows of files."""
+    return config.rollout.multi_turn.enable and config.rollout.multi_turn.environment is not None
+
+
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
     """Return the first ``data.max_problems`` problems of a benchmark.
 
     Raises the same ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
     """
     data = config.data
+    if name in data.generated:
+        problems = load_prompts(GENERATOR + name, data.limit, PromptLayout(generated=data.generated), config.scored)
+        check_answers(problems, config)
+        return problems
     keys, data_source = ({}, None) if name in BENCHMARKS else (data.keys, data.data_source)
     folder, fields = Path(find_path(data.benchmark_dir)) if data.benchmark_dir else None, data.fields.get(name, {})
-    problems = load_benchmark(name, folder, {**keys, **fields}, data_source, config.scored)[: data.limit]
+    reading = (data_source, config.scored, has_environment(config))
+    problems = load_benchmark(name, folder, {**keys, **fields}, *reading)[: data.limit]
     check_answers(problems, config)
     return problems
 
@@ -243,7 +258,10 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
     found: dict[str, list[Problem]] = {}
     for folder in dict.fromkeys(target.folder for target in targets):
         run = read_run_config(Path(folder, RUN_CONFIG)) if folder else {}
-        files, *keys = (run_option(run, "data", name) for name in ("val_files", *PromptLayout._fields))
+        names = ("val_files", *PromptLayout._fields[:4])
+        files, *keys = (run_option(run, "data", name) for name in names)
+        generated = run_option(run, "data", "generated")
+        generated = generated if isinstance(generated, dict) else {}
         named = [*files, *keys[:2], *(key for key in keys[2:] if key is not None)] if isinstance(files, list) else []
         usable = files and all(isinstance(name, str) for name in named)
         if not usable or run_option(run["data"], "custom_cls", "path") is not None:
@@ -253,7 +271,9 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
             )
         for path in map(find_path, files):
             name = "_".join([*Path(path).absolute().parts[-2:-1], Path(path).stem])
-            found[name] = load_prompts(path, config.data.limit, PromptLayout(*keys), config.scored)
+            name = path.replace(":", "_") if path.startswith(GENERATOR) else name
+            layout = PromptLayout(*keys)._replace(generated=generated, whole_rows=has_environment(config))
+            found[name] = load_prompts(path, config.data.limit, layout, config.scored)
             try:
                 check_answers(found[name], config)
             except ConfigError as error:
@@ -262,6 +282,19 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
                     raise
                 fix = f"give it too, since code that a run's folder names is never run: {functions!r:.300}"
                 raise ConfigError(f"{error}; the run has reward_score.custom_functions; {fix}") from None
+    return found
+
+
+def observed_problems(benchmarks: Mapping[str, list[Problem]], options: MultiTurnConfig) -> dict[str, list[Problem]]:
+    """Return the problems with the first observations of their environment, if it shows any."""
+    found = dict(benchmarks)
+    with beginning(options) as begin:
+        if begin is None:
+            return found
+        for name, problems in found.items():
+            records = begin([problem.record(number) for number, problem in enumerate(problems)])
+            pairs = zip(problems, records, strict=True)
+            found[name] = [replace(p, messages=record.messages, state=record.state) for p, record in pairs]
     return found
 
 

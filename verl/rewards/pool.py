@@ -13,7 +13,7 @@ from typing import Any, Self
 from verl.config.checks import require
 from verl.config.rewards import RewardScoreConfig
 from verl.rewards.custom import CustomFunctionError, is_async, load_function
-from verl.rewards.registry import Job, compute_score, find_scorer, use_custom_functions
+from verl.rewards.registry import ZERO_IF_FAILED, Job, compute_score, find_scorer, use_custom_functions
 from verl.rewards.score import with_score
 from verl.rewards.services import MAX_CALLS, Message, answer, message_limit_s
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
@@ -210,7 +210,8 @@ class VerifierPool(KillablePool):
         if reason is None:  # re-raising KeyboardInterrupt or SystemExit would look like an interrupt by the user
             raise RuntimeError(f"the verifier of {job.data_source!r} raised {type(error).__name__}") from error
         boxed = extract_boxed(after_thinking(job.solution)) is not None
-        return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
+        own_score = job.scorer.is_custom or job.scorer.path in ZERO_IF_FAILED
+        return Verdict(False, boxed, reason, score=0.0 if own_score else None)
 
 
 def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:

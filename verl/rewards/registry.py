@@ -12,7 +12,7 @@ from verl.rewards import code
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, further_parameters, load_function
 from verl.rewards.score import with_score
 from verl.utils.sandbox import require_sandbox
-from verl.verifiers import countdown, ground_truths, knights_and_knaves, rlla, search_r1
+from verl.verifiers import countdown, ground_truths, knights_and_knaves, reasoning_gym, rlla, search_r1
 from verl.verifiers.answers import after_thinking, extract_gsm8k
 from verl.verifiers.verdict import Verdict
 
@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
     "search_r1": ("search_r1 searchR1_*", search_r1.read_truth),
     "rlla": ("rlla rlla_*", rlla.read_truth),
+    "reasoning_gym": ("reasoning_gym/*", reasoning_gym.read_truth),
     "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
 """Data sources and ground-truth reader of each verifier module, which must define ``verify_<module>``."""
@@ -60,6 +61,9 @@ BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
 
 WITH_THOUGHTS = (_path("deepseek_r1"), _path("rlla"))
 """Verifiers that receive the whole response, because they also check the format of its thoughts."""
+
+ZERO_IF_FAILED = (_path("reasoning_gym"),)
+"""Verifiers that score 0, whatever the mode, if a response exceeds their limits."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
 """Custom reward functions as ``module:function``, by ``data_source`` or ``*`` for all data sources. They take

@@ -17,8 +17,7 @@ MOST_LIVE = 64
 class GymEnvironment:
     """Base class for Gymnasium environments; ``rollout.multi_turn.environment`` must name a subclass.
 
-    The prompt must contain the first observation for the seed ``extra_info["seed"]``, which defaults to the prompt's
-    number.
+    The first observation for the seed ``extra_info["seed"]``, which defaults to the prompt's number, joins the prompt.
     """
 
     def __init__(self) -> None:
@@ -39,6 +38,13 @@ class GymEnvironment:
     def start(self, record: PromptRecord) -> dict[str, Any]:
         """Return the initial state, which contains the seed and no actions."""
         return {"seed": record.extra_info.get("seed", record.uid), "actions": []}
+
+    def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the first observation as a message; ``observe = None`` in a subclass leaves it to the prompt."""
+        env = self.make()
+        seen, _ = env.reset(seed=state["seed"])
+        _close(env)
+        return [{"role": "user", "content": self.show(seen)}]
 
     def step(self, state: dict[str, Any], turn: Turn) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float]:
         """Take one step, first replaying earlier steps if necessary."""

@@ -12,7 +12,7 @@ from verl.checkpoint.attempts import ATTEMPT, LOCK
 from verl.checkpoint.folders import refuse_verl_shards
 from verl.checkpoint.requeue import is_requeued
 from verl.config.common import RunConfig
-from verl.config.data import DataConfig, hub_set
+from verl.config.data import GENERATOR, DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
 from verl.config.paths import find_model, find_path, places
@@ -72,7 +72,8 @@ def _absolute(model: Any) -> Any:
 
 def _require_files(field: str, paths: Sequence[str]) -> None:
     for path in paths:
-        if hub_set(path) is None and not Path(path).is_file():
+        generated = field.startswith("data.") and path.startswith(GENERATOR)
+        if hub_set(path) is None and not generated and not Path(path).is_file():
             shipped = (
                 "restore the shipped data with `git checkout data`, or " if Path(path).parts[:1] == ("data",) else ""
             )

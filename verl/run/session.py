@@ -156,7 +156,7 @@ class TrainingRun(RaySession):
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
         trainer = config.trainer
-        files = [*config.data.train_files, *config.data.val_files]
+        files = [name for name in [*config.data.train_files, *config.data.val_files] if Path(name).is_file()]
         place = (trainer.nnodes, trainer.n_gpus_per_node, device_type)
         super().__init__(*place, trainer, Path(trainer.default_local_dir), files)
         self.config = config

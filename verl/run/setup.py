@@ -1,6 +1,7 @@
 """Sets up a training run: loads and checks everything before Ray starts."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from verl.config.paths import SHIPPED
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_record import PromptRecord
-from verl.data.prompts import PromptDataset, train_loader, val_batches
+from verl.data.prompts import Begin, PromptDataset, train_loader, val_batches
 from verl.data.teacher_prompts import TeacherPrompts
 from verl.data.templates import check_template, find_template, stop_strings
 from verl.method.calls import MethodCalls
@@ -32,7 +33,7 @@ from verl.rollout.agents.pool import AgentPool, load_agent
 from verl.rollout.agents.sessions import AgentSetup
 from verl.rollout.engines import check_engine_model, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
-from verl.rollout.environments.pool import EnvironmentPool
+from verl.rollout.environments.pool import EnvironmentPool, beginning
 from verl.run.teacher_server import MAX_TEXTS, TeacherServer
 from verl.run.tracker_backends import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
@@ -70,17 +71,19 @@ class TrainingSetup:
         # 3. Conversations, data, policy loss and models, reporting all mistakes together.
         data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
         mistakes = Mistakes()
-        with mistakes.collected():
-            arguments = config.data.apply_chat_template_kwargs
-            check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
-            if config.rollout.multi_turn.agent.enabled:
-                load_agent(config.rollout.multi_turn.agent)
-        scored = config.needs_verdicts
-        with mistakes.collected():
-            draw = (data.train_max_samples, config.seed, scored)
-            self.train_set = PromptDataset(data.train_files, self.tokenizer, data, *draw)
-        with mistakes.collected():
-            val_set = self._validation_set(data) if data.val_files else None
+        scored, begin = config.needs_verdicts, None
+        with ExitStack() as stack:
+            with mistakes.collected():
+                arguments = config.data.apply_chat_template_kwargs
+                check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
+                if config.rollout.multi_turn.agent.enabled:
+                    load_agent(config.rollout.multi_turn.agent)
+                begin = stack.enter_context(beginning(config.rollout.multi_turn))
+            with mistakes.collected():
+                draw = (data.train_max_samples, config.seed, scored, begin)
+                self.train_set = PromptDataset(data.train_files, self.tokenizer, data, *draw)
+            with mistakes.collected():
+                val_set = self._validation_set(data, begin) if data.val_files else None
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
         """Tokenizer of the reward model, or None if there is no reward model."""
         with mistakes.collected():
@@ -132,9 +135,9 @@ class TrainingSetup:
         notes += [self.teacher_server.note] if self.teacher_server is not None and self.teacher_server.note else []
         self.warnings = notes + start_warnings(config, self.method)
 
-    def _validation_set(self, data: DataConfig) -> PromptDataset:
+    def _validation_set(self, data: DataConfig, begin: Begin | None) -> PromptDataset:
         try:
-            return PromptDataset(data.val_files, self.tokenizer, data, scored=self.config.needs_verdicts)
+            return PromptDataset(data.val_files, self.tokenizer, data, scored=self.config.needs_verdicts, begin=begin)
         except ConfigError as error:
             embedded = (SHIPPED / "data" / "arithmetic").resolve()
             validates, trains = (

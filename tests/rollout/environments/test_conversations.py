@@ -29,7 +29,7 @@ LENGTH = 150
 class Environment:
     """In place of the pool: answers at once, or late, with ``answers[turn]``; None ends the conversation."""
 
-    role, is_async = "user", False
+    role, is_async, settles = "user", False, False
 
     def __init__(self, answers: Callable[[int], str | None], late: bool = False) -> None:
         self.answers, self.late = answers, late
@@ -44,7 +44,7 @@ class Environment:
         turn = int(step.state or 0)
         text = self.answers(turn)
         messages = [] if text is None else [{"role": "user", "content": text}]
-        return Answer(str(turn + 1), messages, text is None, 0.5, (0, 0, 0, 0, 0))
+        return Answer(str(turn + 1), messages, text is None, 0.5, (0, 0, 0, 0, 0, 0))
 
 
 def says(turns: int, text: str = "go on") -> Environment:
@@ -146,7 +146,7 @@ def test_what_is_read_grows_with_the_bridges(group, config, tiny_tokenizer, prom
         batch = talk(group, config, tiny_tokenizer, prompts, says(turns, "more"))
         full = batch.turns == turns
         assert full.any()
-        read[turns] = batch.call_counts[full, 4].double().mean().item()
+        read[turns] = batch.call_counts[full, 5].double().mean().item()
     # A further turn costs its bridge, and at most the block that the turn before did not fill.
     per_turn = len(tiny_tokenizer("<|im_end|><|user|>more 0<|im_end|><|assistant|>").input_ids) + 32 + 32
     assert read[6] - read[4] < 2 * per_turn

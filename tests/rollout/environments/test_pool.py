@@ -153,52 +153,52 @@ def contents(answer: Answer) -> list[str]:
 @pytest.mark.parametrize(
     ("turn", "messages", "counts"),
     [
-        (asking(Call("multiply", {"a": 6, "b": 7})), ["42"], (1, 0, 0, 0, 0)),
+        (asking(Call("multiply", {"a": 6, "b": 7})), ["42"], (1, 0, 0, 0, 0, 0)),
         # Functions as TRL's trainers take them, of both kinds in one turn.
-        (asking(Call("multiply", {"a": 6, "b": 7}), Call("add", {"a": 6, "b": 7})), ["42", "13"], (2, 0, 0, 0, 0)),
-        (asking(), [], (0, 0, 0, 0, 0)),
+        (asking(Call("multiply", {"a": 6, "b": 7}), Call("add", {"a": 6, "b": 7})), ["42", "13"], (2, 0, 0, 0, 0, 0)),
+        (asking(), [], (0, 0, 0, 0, 0, 0)),
         (
             asking(malformed=True),
             ["Error: the call could not be read; write a JSON object with name and arguments"],
-            (0, 1, 1, 0, 0),
+            (0, 1, 1, 0, 0, 0),
         ),
         (
             asking(Call("divide", {})),
             ["Error: there is no tool 'divide'; the tools are multiply, add, misbehave"],
-            (1, 0, 1, 0, 0),
+            (1, 0, 1, 0, 0, 0),
         ),
         (
             asking(Call("multiply", "6, 7")),
             ["Error: the arguments must be a JSON object, at most 64 levels deep"],
-            (1, 0, 1, 0, 0),
+            (1, 0, 1, 0, 0, 0),
         ),
-        (asking(Call("misbehave", {"how": "?"})), ["Error: ValueError: no such way (of these)"], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "?"})), ["Error: ValueError: no such way (of these)"], (1, 0, 1, 0, 0, 0)),
         # A model can provoke these, so none may end the run.
-        (asking(Call("misbehave", {"how": "exit"})), ["Error: SystemExit: 3"], (1, 0, 1, 0, 0)),
-        (asking(Call("misbehave", {"how": "cancel"})), ["Error: CancelledError: "], (1, 0, 1, 0, 0)),
-        (asking(Call("misbehave", {"how": "panic"})), ["Error: Panic: in Rust"], (1, 0, 1, 0, 0)),
-        (asking(Call("misbehave", {"how": "interrupt"})), ["Error: KeyboardInterrupt: "], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "exit"})), ["Error: SystemExit: 3"], (1, 0, 1, 0, 0, 0)),
+        (asking(Call("misbehave", {"how": "cancel"})), ["Error: CancelledError: "], (1, 0, 1, 0, 0, 0)),
+        (asking(Call("misbehave", {"how": "panic"})), ["Error: Panic: in Rust"], (1, 0, 1, 0, 0, 0)),
+        (asking(Call("misbehave", {"how": "interrupt"})), ["Error: KeyboardInterrupt: "], (1, 0, 1, 0, 0, 0)),
         (
             asking(Call("misbehave", {"how": "speechless"})),
             ["Error: Speechless"],
-            (1, 0, 1, 0, 0),
+            (1, 0, 1, 0, 0, 0),
         ),
-        (asking(Call("misbehave", {"how": "memory"})), ["Error: out of memory"], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "memory"})), ["Error: out of memory"], (1, 0, 1, 0, 0, 0)),
         (
             asking(Call("misbehave", {"how": "recurse"})),
             ["Error: RecursionError: maximum recursion depth exceeded"],
-            (1, 0, 1, 0, 0),
+            (1, 0, 1, 0, 0, 0),
         ),
         # Some formats write numbers as they write text.
-        (asking(Call("multiply", {"a": "6", "b": "\n7\n"})), ["42"], (1, 0, 0, 0, 0)),
+        (asking(Call("multiply", {"a": "6", "b": "\n7\n"})), ["42"], (1, 0, 0, 0, 0, 0)),
         # One of two calls could not be read.
         (
             asking(Call("multiply", {"a": 6, "b": 7}), malformed=True),
             ["42", "Error: the call could not be read; write a JSON object with name and arguments"],
-            (1, 1, 1, 0, 0),
+            (1, 1, 1, 0, 0, 0),
         ),
         # Of three calls two are answered.
-        (asking(*[Call("multiply", {"a": 2, "b": n}) for n in (1, 2, 3)]), ["2", "4"], (3, 0, 0, 0, 0)),
+        (asking(*[Call("multiply", {"a": 2, "b": n}) for n in (1, 2, 3)]), ["2", "4"], (3, 0, 0, 0, 0, 0)),
     ],
 )
 def test_calls_are_answered_by_messages(file: Path, turn: Step, messages: list[str], counts: tuple[int, ...]):
@@ -274,7 +274,7 @@ def test_calls_of_one_turn_wait_together(file: Path):
     calls = [Call("wait", {"seconds": seconds}) for seconds in (0.7, 0.7, 0.7, 60.0)]
     answer = asyncio.run(_guarded(environment, asking(*calls), environment.options))
     assert contents(answer) == ["done"] * 3 + ["Error: no answer within 1 s"]
-    assert answer.counts == (4, 0, 0, 1, 0) and time.monotonic() - started < 2.0
+    assert answer.counts == (4, 0, 0, 1, 0, 0) and time.monotonic() - started < 2.0
 
 
 def test_an_environments_tools_are_described(file: Path):

@@ -44,6 +44,7 @@ def load_benchmark(
     fields: Mapping[str, str] | None = None,
     data_source: str | None = None,
     scored: bool = True,
+    whole_rows: bool = False,
 ) -> list[Problem]:
     """Return the problems of the benchmark ``name``, in order.
 
@@ -51,7 +52,8 @@ def load_benchmark(
     the name. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; other
     fields are recognised by name. ``data_source`` is the verifier of rows that name none, or null to choose it.
     Columns that a custom reward function has parameters for are added to ``extra_info``. Files of records for training,
-    whose prompts are chats, are read like those. If no verifier scores the responses, answers may be missing.
+    whose prompts are chats, are read like those, with ``whole_rows`` as in :class:`PromptLayout`. If no verifier scores
+    the responses, answers may be missing.
 
     Raises:
         ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
@@ -71,7 +73,7 @@ def load_benchmark(
     if not numbered:
         raise ConfigError(f"{where}: holds no problem at all")
     if path is not None and not fields and isinstance(numbered[0][1].get("prompt"), list):
-        return load_prompts(where, None, PromptLayout(data_source=data_source), scored)
+        return load_prompts(where, None, PromptLayout(data_source=data_source, whole_rows=whole_rows), scored)
     columns = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where, scored)
     problems = []
     answer_field = " or ".join(columns["answer"] or columns["solution"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.config.errors import ConfigError
+from verl.data.prompt_record import PromptRecord
 from verl.data.prompt_rows import read_extra_info
 from verl.data.records import is_unicode, split_solution
 from verl.verifiers.answers import TAIL_CHARS, extract_boxed
@@ -112,6 +113,14 @@ class Problem:
     """Field of the answer, for error messages."""
     messages: Sequence[Mapping[str, Any]] = ()
     """Chat to respond to instead of the question, or empty."""
+    state: str = ""
+    """State in which its environment begins, as in :class:`PromptRecord`."""
+
+    def record(self, number: int, input_ids: Sequence[int] = (), opens_thought: bool = False) -> PromptRecord:
+        """Return the record that environments receive, with the problem's ``number`` and prompt tokens."""
+        messages = [dict(message) for message in self.messages] or [{"role": "user", "content": self.question}]
+        facts = (self.data_source, self.answer, self.extra_info)
+        return PromptRecord(number, list(input_ids), *facts, messages, opens_thought, state=self.state)
 
 
 def recognise_fields(

@@ -23,7 +23,7 @@ from verl.data.responses import decode_responses
 from verl.data.templates import find_template
 from verl.rank.turns import expand_to_response
 from verl.rollout.environments.bridges import Bridges, ProgramBridges
-from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step, load_environment
+from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step, load_environment, role_of
 from verl.rollout.environments.tools import Call, Turn, tool_schemas, with_types
 from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
@@ -37,6 +37,9 @@ DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_co
 
 CHARS_PER_TOKEN = 64
 """Characters of a message that are tokenized per token of the remaining budget; few tokens are longer."""
+
+THE_END = Turn("", [], [], False, ends=True)
+"""Turn for the environment of a conversation that has ended."""
 
 SPEAKERS = ("policy", "environment")
 """Author names, indexed by a token's ``source``."""
@@ -102,9 +105,7 @@ def check_conversations(
     field = "rollout.multi_turn.enable=True"
     if not form.chat or tokenizer.chat_template is None:
         raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
-    if not options.agent.enabled:
-        load_environment(options)
-    role = "tool" if options.has_tools and not options.agent.enabled else "user"
+    role = "user" if options.agent.enabled else role_of(load_environment(options))
     Bridges(tokenizer, with_tools(chat_arguments, options), role, field)
 
 
@@ -132,7 +133,7 @@ class Conversation(PartialResponse):
 
 def new_conversations(records: Sequence[PromptRecord]) -> list[Conversation]:
     """Return new conversations without any turns."""
-    return [Conversation(record.input_ids, record=record) for record in records]
+    return [Conversation(record.input_ids, record=record, state=record.state) for record in records]
 
 
 def to_rows(conversations: Sequence[Conversation]) -> Batch:
@@ -210,12 +211,14 @@ class Conversations:
             conversation.truncated = truncated
             conversation.turns += 1
             conversation.counts[-1] += calls["prefilled"]
-            if truncated:
-                self._over.append(place)
-            else:
+            if not truncated:
                 setup = self.setup
                 turn = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, setup.schemas)
                 self._to_answer[place] = turn
+            elif self.setup.pool.settles:
+                self._to_answer[place] = THE_END
+            else:
+                self._over.append(place)
         # Async steps are submitted at once; others share processes, so collect them while earlier ones are pending.
         if self.setup.pool.is_async or not self._answering:
             self._submit()
@@ -242,6 +245,8 @@ class Conversations:
                 place, turn = self._answering.pop(future)
                 if self._continues(self._all[place], turn, future.result()):
                     continued.append(place)
+                elif self.setup.pool.settles and not (future.result().done or turn.ends):
+                    self._to_answer[place] = THE_END
                 else:
                     self._over.append(place)
             if not wait_for_all:
@@ -279,7 +284,7 @@ class Conversations:
         at_limit = (most is not None and conversation.turns >= most) or (
             answers is not None and conversation.turns > answers
         )
-        if answer.done or not answer.messages or at_limit:
+        if answer.done or turn.ends or not answer.messages or at_limit:
             return False
         # 3. Append the messages, unless they leave no room for a turn.
         room = min(setup.max_response_length, setup.max_length - len(conversation.prompt_ids))

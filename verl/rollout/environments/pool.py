@@ -11,9 +11,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, Self
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.environments.tools import ToolEnvironment, Turn, load_tools
+from verl.rollout.environments.live import LiveEnvironment
+from verl.rollout.environments.tools import ToolEnvironment, Turn, awaited, is_live, load_tools
 from verl.utils.files import open_to_write
 from verl.utils.json_state import from_json, to_json
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
@@ -32,10 +33,10 @@ from verl.utils.user_code import check_signature, definition, load_code, user_co
 
 FIELD = "rollout.multi_turn.environment"
 
-COUNTS = ("calls", "malformed", "failures", "timeouts", "prefilled_tokens")
+COUNTS = ("calls", "malformed", "failures", "timeouts", "replay_differences", "prefilled_tokens")
 """Counters of a conversation: tool calls; turns with an unreadable call; failed calls, and steps that ran out of memory
-or whose process died; calls and steps that exceeded the time limit; and tokens that engines read without having sampled
-them, minus cache hits."""
+or whose process died; calls and steps that exceeded the time limit; answers of an object made again that differ from
+the first; and tokens that engines read without having sampled them, minus cache hits."""
 
 ENVIRONMENT_LOG = "environment.log"
 """Name of the file that gets what tools and environments print."""
@@ -79,6 +80,8 @@ def load_environment(options: MultiTurnConfig) -> Any:
     if options.environment is None:
         return ToolEnvironment(load_tools(options), options)
     where, made = f"{FIELD}={options.environment!r}", load_code(options.environment, FIELD)
+    if is_live(made):
+        return LiveEnvironment(made, options, where)
     with user_code(f"{where}: making it"):
         environment = made()
     for method, inputs in {"start": ["record"], "step": ["state", "turn"]}.items():
@@ -86,6 +89,22 @@ def load_environment(options: MultiTurnConfig) -> Any:
             raise ConfigError(f"{where}: has no method {method}; it needs start(record) and step(state, turn)")
         check_signature(f"{where}.{method}", getattr(environment, method), inputs, {})
     return environment
+
+
+def role_of(environment: Any) -> str:
+    """Return the role of an environment's messages."""
+    return "tool" if isinstance(environment, ToolEnvironment | LiveEnvironment) else "user"
+
+
+@contextmanager
+def beginning(options: MultiTurnConfig) -> Iterator[Callable[[list[PromptRecord]], list[PromptRecord]] | None]:
+    """Provide :meth:`EnvironmentPool.begin`, or None if the run has no environment with ``observe``."""
+    environment = load_environment(options) if options.enable and options.environment is not None else None
+    if not callable(getattr(environment, "observe", None)):
+        yield None
+        return
+    with EnvironmentPool(options) as pool:
+        yield pool.begin
 
 
 class EnvironmentPool(KillablePool):
@@ -102,8 +121,11 @@ class EnvironmentPool(KillablePool):
             ConfigError: See :func:`load_environment`.
         """
         self.options = options
-        self.role = "tool" if options.has_tools else "user"
-        self.is_async = is_async(load_environment(options))
+        environment = load_environment(options)
+        self.role = role_of(environment)
+        self.is_async = is_async(environment)
+        self.settles = isinstance(environment, LiveEnvironment) and environment.gives_reward
+        """Whether the reward is asked for once at the end, however the conversation ends."""
         self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
         """``async`` steps that have not been sent to the process yet."""
         super().__init__(
@@ -139,6 +161,24 @@ class EnvironmentPool(KillablePool):
         else:
             self.submit(self._answer, pairs)
         return [future for _, future in pairs]
+
+    def begin(self, records: list[PromptRecord]) -> list[PromptRecord]:
+        """Return the records with the first states and observations of their environments.
+
+        Raises:
+            ConfigError: If an environment raises an exception, exceeds a limit or returns no messages.
+        """
+        begun = []
+        for record, outcome in zip(records, self.submit(self.run, _begin, records).result(), strict=True):
+            if isinstance(outcome, BaseException):
+                reason = failure_reason(outcome)
+                if reason is None:
+                    raise outcome
+                limits = f"timeout_s={self.options.timeout_s:g} and memory_limit_mb={self.options.memory_limit_mb}"
+                where = f"{FIELD}={self.options.environment!r}: the first observation of row {record.uid}"
+                raise ConfigError(f"{where}: {reason}; its limits are {limits}")
+            begun.append(record.observing(*outcome))
+        return begun
 
     def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:
         try:
@@ -223,7 +263,7 @@ def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
     names, role = [call.name for call in calls] or ["environment"], "tool" if options.has_tools else "user"
     messages = [{"role": role, "name": name, "content": f"Error: {why}"} for name in names]
     timeouts = int(reason == "timeout")
-    counts = (len(step.turn.calls), int(step.turn.malformed), 1 - timeouts, timeouts, 0)
+    counts = (len(step.turn.calls), int(step.turn.malformed), 1 - timeouts, timeouts, 0, 0)
     return Answer(step.state, messages, not step.state and not options.has_tools, 0.0, counts)
 
 
@@ -250,6 +290,11 @@ def _take_steps(steps: list[Step]) -> list[Answer]:
 def _start(step: Step) -> str:
     ((environment, _),) = _ENVIRONMENT
     return asyncio.run(start_state(environment, step.record))
+
+
+def _begin(record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
+    ((environment, _),) = _ENVIRONMENT
+    return asyncio.run(first_observation(environment, record))
 
 
 _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
@@ -308,6 +353,8 @@ async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> An
 
 def name_of(environment: Any) -> str:
     """Return the option and class of an environment, for messages."""
+    if isinstance(environment, LiveEnvironment):
+        return environment.where
     return FIELD if isinstance(environment, ToolEnvironment) else f"{FIELD}={type(environment).__name__}"
 
 
@@ -315,8 +362,16 @@ async def start_state(environment: Any, record: PromptRecord) -> str:
     """Return the initial state as JSON; raise ``ConfigError`` for exceptions in user code."""
     where = name_of(environment)
     with user_code(f"{where}: start(record)"):
-        state = await _awaited(environment.start(record))
+        state = await awaited(environment.start(record))
     return _saved(state, where)
+
+
+async def first_observation(environment: Any, record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
+    """Return the initial state as JSON and its messages; raise ``ConfigError`` for exceptions in user code."""
+    state, where = await start_state(environment, record), f"{name_of(environment)}: observe(state)"
+    with user_code(where):
+        messages = await awaited(environment.observe(from_json(json.loads(state))))
+    return state, checked_messages(messages, where)
 
 
 def _saved(state: Any, where: str) -> str:
@@ -332,18 +387,17 @@ async def take_step(environment: Any, step: Step) -> Answer:
     state = from_json(json.loads(step.state or await start_state(environment, step.record)))
     with user_code(f"{where}: step(state, turn)"):
         further = [step.record] if isinstance(environment, ToolEnvironment) else []
-        returned = await _awaited(environment.step(state, step.turn, *further))
+        returned = await awaited(environment.step(state, step.turn, *further))
     where += f": step(state, turn){definition(environment.step)}"
     if not isinstance(returned, tuple | list) or len(returned) != 4:
         kind = type(returned).__name__
         raise ConfigError(f"{where} returned {kind}; expected (state, messages, done, reward)")
     state, messages, done, reward = returned
-    if not isinstance(messages or [], list | tuple):
-        raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
-    checked = [checked_message(message, where) for message in messages or []]
+    checked = checked_messages(messages, where)
     timeouts = sum(message.get("timed_out") is True for message in checked)
     failures = sum(message.get("failed") is True for message in checked) - timeouts
-    counts = (len(step.turn.calls), int(step.turn.malformed), failures, timeouts, 0)
+    differing = sum(message.get("differing", 0) for message in checked if isinstance(environment, LiveEnvironment))
+    counts = (len(step.turn.calls), int(step.turn.malformed), failures, timeouts, differing, 0)
     return Answer(_saved(state, where), checked, _flag(done, where), _number(reward, where), counts)
 
 
@@ -364,8 +418,11 @@ def _number(reward: Any, where: str) -> float:
     return value
 
 
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
+    """Return an environment's messages, or none for None; raise ``ConfigError`` if they are malformed."""
+    if not isinstance(messages or [], list | tuple):
+        raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
+    return [checked_message(message, where) for message in messages or []]
 
 
 def checked_message(message: Any, where: str) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class Turn(NamedTuple):
     calls: list[Call]
     malformed: bool
     """Whether the turn contains the start of a call that cannot be parsed."""
+    ends: bool = False
+    """Whether the conversation has ended already, and only its reward is missing."""
 
 
 def _schema(function: Callable[..., Any]) -> dict[str, Any]:
@@ -75,8 +77,7 @@ class FunctionTool:
 
     async def call(self, arguments: dict[str, Any], agent_data: Any) -> str:
         """Call the function and return its result as text."""
-        result = self.function(**arguments)
-        result = await result if inspect.isawaitable(result) else result
+        result = await awaited(self.function(**arguments))
         if hasattr(self.function, FUNCTION_TOOL) and isinstance(result, tuple):
             result = result[0]  # the others are veRL's reward and metrics
         return text_of(result)
@@ -120,13 +121,38 @@ def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
     if options.environment is None:
         return [tool.schema for tool in load_tools(options).values()] if options.enable else []
     where = f"rollout.multi_turn.environment={options.environment!r}: its tools"
-    tools = getattr(load_code(options.environment, "rollout.multi_turn.environment"), "tools", ())
+    made = load_code(options.environment, "rollout.multi_turn.environment")
+    if is_live(made):
+        with user_code(where):
+            return [tool.schema for tool in methods_as_tools(made(), where).values()]
+    tools = getattr(made, "tools", ())
     schemas = [FunctionTool(tool, where).schema if callable(tool) else tool for tool in tools]
     for schema in schemas:
         function = schema.get("function") if isinstance(schema, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ConfigError(f"{where}: {schema!r:.200}; expected functions, or schemas in OpenAI's form")
     return schemas
+
+
+def is_live(made: Any) -> bool:
+    """Return whether this is a class with TRL's contract: ``reset``, and methods as tools."""
+    return isinstance(made, type) and callable(getattr(made, "reset", None)) and not hasattr(made, "start")
+
+
+def methods_as_tools(live: Any, where: str) -> dict[str, Tool]:
+    """Return the public methods of an object with TRL's contract by name.
+
+    Raises:
+        ConfigError: If a method has no annotations or no docstring.
+    """
+    methods = inspect.getmembers(live, inspect.ismethod)
+    public = [(name, method) for name, method in methods if not name.startswith("_")]
+    return {name: FunctionTool(m, f"{where}: {name}") for name, m in public if name not in ("reset", "get_reward")}
+
+
+async def awaited(value: Any) -> Any:
+    """Return a value, or the result of an awaitable."""
+    return await value if inspect.isawaitable(value) else value
 
 
 class ToolEnvironment:
@@ -152,14 +178,14 @@ class ToolEnvironment:
         calls = turn.calls[: self.options.max_parallel_calls]
         said = [*state["messages"], {"role": "assistant", "content": turn.text}] if self.is_verl else []
         data = agent_data(record, said, state["turns"] + 1, state["extra_fields"], turn.tokens)
-        messages = list(await asyncio.gather(*(self._answer(call, data) for call in calls)))
+        messages = list(await asyncio.gather(*(self.answer(call, data) for call in calls)))
         if turn.malformed:
-            messages.append(_failed("error", "the call could not be read; write a JSON object with name and arguments"))
+            messages.append(unreadable_call())
         said += [{"role": "tool", "content": message["content"]} for message in messages] if self.is_verl else []
         state = {"messages": said, "turns": state["turns"] + 1, "extra_fields": data.extra_fields}
         return state, messages, not messages, None
 
-    async def _answer(self, call: Call, data: Any) -> dict[str, Any]:
+    async def answer(self, call: Call, data: Any) -> dict[str, Any]:
         """Return the message for one call; the time limit applies to each ``async`` call separately."""
         name, tool = call.name[:MAX_NAME_CHARS], self.tools.get(call.name)
         if tool is None:
@@ -182,6 +208,11 @@ class ToolEnvironment:
                 return _failed(name, "out of memory")
             return _failed(name, described(error))
         return {"role": "tool", "name": name, "content": shortened(text, self.options)}
+
+
+def unreadable_call() -> dict[str, Any]:
+    """Return the message for a call that cannot be parsed."""
+    return _failed("error", "the call could not be read; write a JSON object with name and arguments")
 
 
 def _failed(name: str, why: str) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""Environments with TRL's contract: objects whose public methods are tools, with ``reset(**row)`` and ``get_reward()``.
+
+Such an object stays in the process that made it. A conversation holds its row, its seed and its calls with their
+answers, so that another process can make the object again and repeat the calls. Random numbers of ``random`` and numpy
+are seeded before each of them. An answer that differs from the earlier one is logged and counted.
+"""
+
+import hashlib
+import json
+import random
+from typing import Any
+
+import numpy as np
+
+from verl.config.errors import ConfigError
+from verl.config.rollout import MultiTurnConfig
+from verl.data.prompt_record import PromptRecord
+from verl.rollout.environments.tools import Call, ToolEnvironment, Turn, awaited, methods_as_tools, unreadable_call
+from verl.utils.user_code import user_code
+
+MOST_LIVE = 64
+"""Maximum number of objects that a process keeps between steps; the oldest are dropped first."""
+
+Live = tuple[ToolEnvironment, Any]
+"""The methods of an object as tools, and the object."""
+
+
+class LiveEnvironment:
+    """Environment that runs objects of one class.
+
+    Raises:
+        ConfigError: If no object can be made, or a public method cannot be described to the model.
+    """
+
+    def __init__(self, made: type[Any], options: MultiTurnConfig, where: str) -> None:
+        self.made, self.options, self.where = made, options, where
+        self._live: dict[str, Live] = {}
+        tools, _ = self._make()
+        self.is_async = tools.is_async
+        self.gives_reward = callable(getattr(made, "get_reward", None))
+
+    async def start(self, record: PromptRecord) -> dict[str, Any]:
+        """Return the initial state, with the text of ``reset`` and without calls."""
+        row = {**record.extra_info, "prompt": record.messages}
+        seed = record.extra_info.get("seed", record.uid)
+        _, text = await self._reset(seed, row)
+        return {"seed": seed, "row": row, "text": text, "calls": []}
+
+    def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the text of ``reset``, if any, as a message."""
+        return [] if state["text"] is None else [{"role": "user", "content": state["text"]}]
+
+    async def step(
+        self, state: dict[str, Any], turn: Turn
+    ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
+        """Answer the calls of a turn in order. A turn without calls ends the conversation, with its reward."""
+        live, differing = self._live.pop(json.dumps(state), None), 0
+        if live is None:
+            live, differing = await self._repeated(state)
+        calls, messages = list(state["calls"]), list[dict[str, Any]]()
+        for call in turn.calls[: self.options.max_parallel_calls]:
+            messages.append(await self._answer(live, state, call, len(calls)))
+            calls.append([call.name, call.arguments, messages[-1]["content"]])
+        if turn.malformed:
+            messages.append(unreadable_call())
+        done, reward = turn.ends or not messages, None
+        if done:
+            messages = [{"role": "tool", "content": ""}]
+            if self.gives_reward:
+                with user_code(f"{self.where}: get_reward()"):
+                    reward = await awaited(live[1].get_reward())
+        messages[0] |= {"differing": differing}
+        state = {**state, "calls": calls}
+        if not done:
+            self._live[json.dumps(state)] = live
+        while len(self._live) > MOST_LIVE:
+            self._live.pop(next(iter(self._live)))
+        return state, messages, done, reward
+
+    def _make(self) -> Live:
+        with user_code(f"{self.where}: making it"):
+            made = self.made()
+        return ToolEnvironment(methods_as_tools(made, self.where), self.options), made
+
+    async def _reset(self, seed: Any, row: dict[str, Any]) -> tuple[Live, str | None]:
+        live = self._make()
+        _seed(seed, "reset")
+        with user_code(f"{self.where}: reset(**row)"):
+            text = await awaited(live[1].reset(**row))
+        if not isinstance(text, str | None):
+            raise ConfigError(f"{self.where}: reset(**row) returned {type(text).__name__}; expected text or None")
+        return live, text
+
+    async def _answer(self, live: Live, state: dict[str, Any], call: Call, number: int) -> dict[str, Any]:
+        _seed(state["seed"], number)
+        return await live[0].answer(call, None)
+
+    async def _repeated(self, state: dict[str, Any]) -> tuple[Live, int]:
+        """Return an object in this state, and the number of answers that differ from those of the first one."""
+        live, text = await self._reset(state["seed"], state["row"])
+        differing = [("reset", state["text"], text)]
+        for number, (name, arguments, before) in enumerate(state["calls"]):
+            message = await self._answer(live, state, Call(name, arguments), number)
+            differing.append((name, before, message["content"]))
+        differing = [(name, before, now) for name, before, now in differing if before != now]
+        for name, before, now in differing:
+            print(f"{self.where}: {name} answered {now!r:.200} when repeated, not {before!r:.200}", flush=True)
+        return live, len(differing)
+
+
+def _seed(*parts: Any) -> None:
+    """Seed the random numbers of Python and numpy."""
+    number = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
+    random.seed(number)
+    np.random.seed(number)

@@ -1,0 +1,123 @@
+"""Verifier for problems of reasoning-gym, which scores a response by the scorer of the problem's generator.
+
+The ground truth of a problem holds the generator with its options, which some scorers read, and the whole problem as a
+Python literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so what would reach beyond
+the process is refused while a response is scored.
+"""
+
+import ast
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from verl.config.errors import ConfigError
+from verl.verifiers.answers import TAIL_CHARS, extract_boxed, extract_tagged
+from verl.verifiers.verdict import Verdict
+
+KEYS = ("answer", "dataset", "options", "problem")
+"""Keys of a ground truth."""
+
+REFUSED = ("os.", "shutil.", "subprocess.", "socket.", "ctypes.", "pty.", "signal.", "fcntl.", "mmap.", "tempfile.")
+"""Beginnings of the audit events that end the scoring of a response."""
+ALLOWED = ("os.listdir", "os.scandir", "os.walk")
+"""Exceptions, which imports need."""
+
+_SCORING = threading.local()
+
+
+def verify_reasoning_gym(
+    solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+) -> Verdict | None:
+    """Verify a response. With ``quick``, return None unless there is no answer. ``extra_info`` is unused.
+
+    The answer is the content of the last ``<answer>``, else of the last box, else all of a response that is short. The
+    score is that of the generator's scorer, and a response is correct if it is 1. An answer at which the scorer fails
+    scores 0.
+    """
+    (truth,) = read_truth(ground_truth)
+    marked = extract_tagged(solution, "answer") or extract_boxed(solution)
+    answer = marked or (solution.strip() if len(solution) <= TAIL_CHARS else "")
+    if not answer:
+        return Verdict(False, False, "missing", score=0.0)
+    if quick:
+        return None
+    dataset = load_generator(truth["dataset"], json.dumps(truth["options"], sort_keys=True))
+    problem = ast.literal_eval(truth["problem"])
+    try:
+        with confined():
+            score = float(dataset.score_answer(answer, problem))
+    except (MemoryError, RecursionError, KeyboardInterrupt):
+        raise
+    except BaseException:  # an answer that is evaluated may raise anything, such as SystemExit
+        return Verdict(False, marked is not None, "unparsed", answer, score=0.0)
+    score = score if math.isfinite(score) else 0.0
+    return Verdict(score >= 1, marked is not None, "equivalent" if score >= 1 else "different", answer, score=score)
+
+
+def read_truth(truth: Any) -> list[Any]:
+    """Return a ground truth, a mapping or the JSON text of one. Raises ``ValueError`` if the scorer needs more."""
+    truth = json.loads(truth) if isinstance(truth, str) else truth
+    if not isinstance(truth, Mapping) or not all(key in truth for key in KEYS):
+        raise ValueError(f"{truth!r:.80}: must be a problem of reasoning-gym, with {', '.join(KEYS)}")
+    return [truth]
+
+
+@cache
+def load_generator(name: str, options: str) -> Any:
+    """Return the generator ``name`` of reasoning-gym with ``options``, a mapping as JSON.
+
+    Raises:
+        ConfigError: If reasoning-gym is not installed, has no such generator, or refuses the options.
+    """
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise ConfigError(f"reasoning_gym/{name}: {error}; `pip install reasoning-gym`") from error
+    if name not in DATASETS:
+        near = get_close_matches(name, DATASETS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "its GALLERY.md lists them"
+        raise ConfigError(f"reasoning_gym/{name}: reasoning-gym has no generator {name!r}; {hint}")
+    try:
+        return reasoning_gym.create_dataset(name, **json.loads(options))
+    except Exception as error:  # generators check their options with assertions, or fail on them later
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(f"reasoning_gym/{name}: reasoning-gym refuses {options}: {reason}") from error
+
+
+@contextmanager
+def confined() -> Iterator[None]:
+    """Refuse writing to files, processes, signals and connections in this thread.
+
+    This prevents accidents of evaluated answers. Python code that means harm needs a sandbox.
+    """
+    _install_hook()
+    _SCORING.active = True
+    try:
+        yield
+    finally:
+        _SCORING.active = False
+
+
+@cache
+def _install_hook() -> None:
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not getattr(_SCORING, "active", False):
+        return
+    if event == "open":
+        _, mode, flags = arguments
+        writes = {*"wax+"} & {*(mode or "")} or (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    else:
+        writes = event.startswith(REFUSED) and event not in ALLOWED
+    if writes:
+        raise PermissionError(f"an answer must not use {event}")
