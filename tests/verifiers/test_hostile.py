@@ -66,7 +66,9 @@ def wrapped(source: str, answer: str) -> str:
 
 
 def test_every_verifier_is_attacked():
-    assert {find_scorer(source).path for source in TRUTHS} == set(VERIFIERS.values())
+    # The scorers of reasoning-gym come with that package; tests/data/test_reasoning_gym.py attacks what is ours.
+    others = {VERIFIERS["reasoning_gym/*"]}
+    assert {find_scorer(source).path for source in TRUTHS} == set(VERIFIERS.values()) - others
     assert TRUTHS.keys() == RIGHT.keys()
 
 

@@ -352,10 +352,8 @@ def _settings(
         # The number of processes and the use of rewards do not affect the samples.
         turns = asdict(config.rollout.multi_turn) | {"num_workers": 0, "reward": "add"}
         agent = turns.pop("agent")
-        agent = {
-            name: agent[name] for name in ("path", "command", "max_rows") if config.rollout.multi_turn.agent.enabled
-        }
-        turns |= {"agent": agent} if agent else {}
+        if config.rollout.multi_turn.agent.enabled:
+            turns["agent"] = {name: agent[name] for name in ("path", "command", "max_rows")}
         settings["multi_turn"] = {k: v for k, v in turns.items() if k != "function_tool_path" or v is not None}
     return settings
 

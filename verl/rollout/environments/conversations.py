@@ -151,9 +151,14 @@ def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
     columns = (getattr(rows, name) for name in DRIVER_COLUMNS)
     values = zip(*(column if isinstance(column, list) else column.tolist() for column in columns), strict=True)
     return [
-        Conversation(**vars(response), record=record, state=state, reward=reward, turns=turns, counts=counts)
+        Conversation(**vars(response), record=record, state=state, reward=reward, turns=turns, counts=_counts(counts))
         for response, record, (state, reward, turns, counts) in zip(from_batch(rows), records, values, strict=True)
     ]
+
+
+def _counts(saved: list[int]) -> list[int]:
+    """Return the counters of a checkpoint, which may be from a version that had fewer of them."""
+    return [*saved[:-1], *[0] * (len(COUNTS) - len(saved)), saved[-1]]
 
 
 class Conversations:
