@@ -6,6 +6,7 @@ import pytest
 
 from tests.kit import refused
 from verl.rollout.agents.protocol import ProtocolError, completion, read_request, same_message, stream_events
+from verl.rollout.agents.responses import chat_body, response_body
 
 HELLO = {"role": "user", "content": "hello"}
 
@@ -58,3 +59,36 @@ def test_a_stream_holds_the_whole_reply():
     assert delta["content"] == "so" and delta["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert json.loads(end)["choices"][0]["finish_reason"] == "tool_calls"
     assert json.loads(usage)["usage"]["total_tokens"] == 5 and done == "[DONE]"
+
+
+def test_responses_are_chat_completions_in_other_words():
+    calls = [{"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": '{"a": 1}'} for i in range(2)]
+    body = {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "hello"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+            *calls,
+            {"type": "function_call_output", "call_id": "c0", "output": "5"},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}],
+        "max_output_tokens": 7,
+    }
+    request = read_request(chat_body(body))
+    assert [message["role"] for message in request.messages] == ["system", "user", "assistant", "tool"]
+    assert len(request.messages[2]["tool_calls"]) == 2 and request.max_tokens == 7
+    assert request.tools == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    message = {"role": "assistant", "content": "so", "tool_calls": request.messages[2]["tool_calls"][:1]}
+    response = response_body(completion("0-1", message, "stop", (3, 2), None))
+    said, call = response["output"]
+    assert said["content"][0]["text"] == "so" and call["arguments"] == '{"a": 1}' and response["status"] == "completed"
+    # What a client sends back is what the row holds.
+    again = read_request(chat_body({"input": [*body["input"][:1], said, call]}))
+    assert same_message(again.messages[1], message)
+    for item in (
+        {"previous_response_id": "x"},
+        {"tools": [{"type": "web_search"}]},
+        {"input": [{"type": "reasoning"}]},
+    ):
+        with refused("...: ...", ProtocolError):
+            chat_body({"input": "hello"} | item)

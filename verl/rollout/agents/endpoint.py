@@ -18,6 +18,7 @@ from aiohttp import web
 
 from verl.config.errors import ConfigError
 from verl.rollout.agents.protocol import MODEL, ChatRequest, ProtocolError, read_request, stream_events
+from verl.rollout.agents.responses import chat_body, response_body
 
 MAX_BODY_BYTES = 8 << 20
 """Maximum size of a request's body."""
@@ -150,6 +151,7 @@ class Endpoint:
     async def _start(self) -> int:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/{key}/v1/chat/completions", self._chat)
+        app.router.add_post("/{key}/v1/responses", self._response)
         app.router.add_get("/{key}/v1/models", self._models)
         app.router.add_post("/{key}", self._report)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=30.0)
@@ -164,20 +166,32 @@ class Endpoint:
             raise ProtocolError(404, "no_session", "there is no such session, or it has ended")
         return session
 
+    async def _turn(self, session: _Session, asked: ChatRequest) -> dict[str, Any]:
+        """Wait for the turn that a session asks for, and return it as a chat completion."""
+        if session.pending >= MAX_PENDING:
+            raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
+        reply = Reply()
+        session.pending += 1
+        session.has_asked = True
+        try:
+            self.events.put(Asked(session.number, asked, reply))
+            return await reply.get()
+        finally:
+            session.pending -= 1
+
+    async def _response(self, request: web.Request) -> web.Response:
+        try:
+            session = self._session(request)
+            asked = read_request(chat_body(await _json(request)))
+            return web.json_response(response_body(await self._turn(session, asked)))
+        except ProtocolError as error:
+            return web.json_response(error.body(), status=error.status)
+
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
             session = self._session(request)
             asked = read_request(await _json(request))
-            if session.pending >= MAX_PENDING:
-                raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
-            reply = Reply()
-            session.pending += 1
-            session.has_asked = True
-            try:
-                self.events.put(Asked(session.number, asked, reply))
-                whole = await reply.get()
-            finally:
-                session.pending -= 1
+            whole = await self._turn(session, asked)
         except ProtocolError as error:
             return web.json_response(error.body(), status=error.status)
         if not asked.stream:
