@@ -106,7 +106,7 @@ BUDGETS = {
     "rank": 1218,
     "recipes": 1821,
     "rewards": 1593,
-    "rollout": 4748,
+    "rollout": 4753,
     "run": 2584,
     "single_controller": 1577,
     "spectral": 1652,

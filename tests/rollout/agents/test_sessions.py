@@ -219,6 +219,12 @@ def test_limits_of_turn_and_stop_strings_reach_the_engine(game):
     assert not rows.truncated.any()
 
 
+def test_a_client_may_put_the_stop_string_back(game):
+    assert game.turn(USER, text="7x", stop=["x"])["content"] == "7"
+    game.turn(USER, {"role": "assistant", "content": "7x"}, USER)
+    assert game.over().further_rows == [[]]
+
+
 def test_calls_reach_the_client_in_its_form(game):
     reply = game.ask(USER, tools=[TOOL])
     game.sample(*game.accept(), text="7", calls=[("add", {"a": 1})])

@@ -141,8 +141,12 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def same_message(ours: Message, theirs: Message) -> bool:
-    """Return whether two messages say the same; clients may strip text, and drop fields that they do not know."""
-    return _identity(ours) == _identity(theirs)
+    """Return whether two messages say the same; clients may strip text, and drop fields that they do not know.
+
+    ``whole`` in our message is its text with the stop string that ended it, which some clients put back.
+    """
+    forms = [ours, ours | {"content": ours["whole"]}] if "whole" in ours else [ours]
+    return _identity(theirs) in map(_identity, forms)
 
 
 def _identity(message: Message) -> tuple[Any, ...]:

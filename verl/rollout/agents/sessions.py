@@ -23,7 +23,7 @@ from verl.batch import ENVIRONMENT, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
-from verl.data.responses import token_pieces
+from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
 from verl.rollout.agents.endpoint import Asked, Ended
 from verl.rollout.agents.pool import FIELD, AgentPool
@@ -442,7 +442,8 @@ class Sessions:
             message = assistant_message(turn.text.partition(calls["mark"])[0] if calls["mark"] else "", turn.calls)
             row.counts[CALLS] += len(turn.calls)
         row.counts[MALFORMED] += int(bool(row.tools) and turn.malformed)
-        row.history.append(message)
+        whole = {"whole": decode_responses([turn.tokens], setup.tokenizer)[0]} if asked.request.stop else {}
+        row.history.append(message | whole)
         logprobs = None
         if asked.request.logprobs and row.rollout_logprobs is not None:
             values = row.rollout_logprobs[len(row.tokens) - len(turn.tokens) :]
