@@ -44,6 +44,9 @@ class Engines:
         self.messages, self.lost_after, self.logprobs = 0, lost_after, logprobs
         self.sent: list[tuple[int, list[int]]] = []
 
+    def check(self, method: str, started: float) -> None:
+        """Nothing to supervise."""
+
     def run_living(self, method: str) -> list[Any]:
         if method == "rollout.cut":
             return self.cut()

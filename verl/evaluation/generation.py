@@ -18,7 +18,7 @@ from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout.agents.pool import AgentPool
 from verl.rollout.agents.sessions import AgentSetup, Sessions
 from verl.rollout.engines import engine_environment
-from verl.rollout.environments.conversations import Conversations, ConversationSetup, conversation_parts, policy_texts
+from verl.rollout.environments.conversations import Conversations, ConversationSetup, policy_texts, session_parts
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
@@ -115,7 +115,7 @@ def generate_missing(
         lengths = part.policy_lengths.tolist()
         arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
         texts, metrics = policy_texts(part, tokenizer, stops), finite_metrics(part)
-        said, environments = conversation_parts(part, tokenizer), environment_figures(part)
+        said, environments = session_parts(part, tokenizer), environment_figures(part)
         tokens = part.response_tokens.split(part.response_lengths.tolist())
         for row, place in enumerate(part.request.tolist()):
             task, problem, i = samples[place]

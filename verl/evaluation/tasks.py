@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.checkpoint.digests import code_files, digest
 from verl.cluster.start import gpus_per_machine, resolve_device
 from verl.config.data import GENERATOR
 from verl.config.errors import ConfigError
@@ -354,6 +355,7 @@ def _settings(
         agent = turns.pop("agent")
         if config.rollout.multi_turn.agent.enabled:
             turns["agent"] = {name: agent[name] for name in ("path", "command", "max_rows")}
+            turns["agent"]["files"] = [digest([file.read_text(errors="replace")]) for _, file in code_files(agent)]
         settings["multi_turn"] = {k: v for k, v in turns.items() if k != "function_tool_path" or v is not None}
     return settings
 

@@ -46,6 +46,10 @@ class EngineCalls:
         ranks = self._ranks[engine * self.copies : (engine + 1) * self.copies]
         self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
 
+    def check(self) -> None:
+        """Check supervision and time limits, in between replies."""
+        self.workers.check(self.method, self._started)
+
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
         """Wait for one engine, or for all busy ones, and return ``(engine, reply)`` for those that have replied.
 
@@ -204,7 +208,8 @@ class Generation:
             # 3. Resume conversations whose environments have replied; wait for a reply if all engines are idle.
             if conversations is not None:
                 can_work = calls.busy or (not stopped and (any(queue.held) or queue.left > 0))
-                waiting = conversations.resume(queue, self.deterministic, wait=self.deterministic or not can_work)
+                wait = self.deterministic or not can_work
+                waiting = conversations.resume(queue, self.deterministic, wait, calls.check)
                 self._end(conversations.over())
             # 4. Stop, or send requests to engines that have room.
             stopped = self.enough is not None and self.enough(self.ended)

@@ -290,6 +290,10 @@ class WorkerGroup:
                     raise self._failure(calls[first], error, method) from error
             yield from results.items()
 
+    def check(self, method: str, started: float) -> None:
+        """Check supervision and time limits while the driver waits for something else than workers, in ``method``."""
+        self._supervisor.check(method, time.monotonic() - started)
+
     @staticmethod
     def _cause(failed: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
         """Return a failed call and its error; if a connection broke, prefer the failure at the other end."""

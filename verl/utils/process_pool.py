@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
@@ -128,10 +129,18 @@ class KillablePool:
             self._dispatcher.submit(self._stop_processes)
             self._dispatcher.shutdown(wait=True)
 
-    def run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+    def run(
+        self,
+        function: Callable[[Any], Any],
+        arguments: Sequence[Any],
+        on_lost: Callable[[int, BaseException], None] | None = None,
+    ) -> list[Any]:
         """Return the function's result for each argument, or the exception that it raised.
 
         If an argument, result or exception cannot be sent between processes, only its own task fails.
+
+        Args:
+            on_lost: Called with the index of a task as soon as its process was killed or died, in another thread.
         """
         outcomes: list[Any] = [None] * len(arguments)
         unfinished = list(range(len(arguments)))
@@ -149,7 +158,10 @@ class KillablePool:
                 elif len(packed) > self._max_bytes:
                     outcomes[index] = MemoryError("the message to the process is larger than its memory")
                 else:
-                    futures[processes.schedule(_call, args=(function, packed), timeout=self._timeout_s)] = index
+                    future = processes.schedule(_call, args=(function, packed), timeout=self._timeout_s)
+                    futures[future] = index
+                    if on_lost is not None:
+                        future.add_done_callback(partial(_tell_loss, on_lost, index))
             self._wait(list(futures))
             unfinished = []
             for future, index in futures.items():
@@ -239,6 +251,12 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _tell_loss(on_lost: Callable[[int, BaseException], None], index: int, future: Future[Any]) -> None:
+    error = None if future.cancelled() else future.exception()
+    if isinstance(error, ENDED):
+        on_lost(index, error)
 
 
 def _attempt(convert: Callable[[Any], Any], value: Any) -> Any:

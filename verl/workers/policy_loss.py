@@ -168,6 +168,13 @@ def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:
     require(not old or not actor.bypass_mode, "actor.bypass_mode", True, f"{fix}; set it to false")
     if not needs.whole_groups:
         return
+    turns = config.rollout.multi_turn
+    fix = (
+        f"{actor.policy_loss} compares the rollout.n={n} responses to a prompt, but agents' sessions have several rows"
+    )
+    require(
+        not (turns.enable and turns.agent.enabled), "actor.policy_loss", actor.policy_loss, f"{fix}; choose another"
+    )
     require(
         actor.use_dynamic_bsz or actor.micro_batch_size_per_gpu >= n,
         "actor.micro_batch_size_per_gpu",

@@ -14,7 +14,7 @@ from verl.rollout.agents.pool import AgentPool, read_reward
 from verl.rollout.agents.protocol import completion
 
 AGENTS = """
-import asyncio, json, os, sys, time, urllib.request
+import asyncio, json, os, subprocess, sys, time, urllib.request
 
 def ask(base_url):
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -26,6 +26,12 @@ def in_thread(record, base_url, api_key):
 
 async def coroutine(record, base_url, api_key):
     return float(await asyncio.to_thread(ask, base_url)) + record.uid
+
+GATE = asyncio.Semaphore(2)
+
+async def through_threads(record, base_url, api_key):
+    async with GATE:
+        return float(await asyncio.to_thread(ask, base_url)) + record.uid
 
 async def one_misbehaves(record, base_url, api_key):
     if record.uid == 0:
@@ -55,7 +61,7 @@ def play(made: Any, num: int, log: Path | None = None, close_after_s: float | No
             if isinstance(event, Asked):
                 message = {"role": "assistant", "content": "10"}
                 event.reply.set(completion("0", message, "stop", (1, 1), None))
-            elif event.session not in ended:
+            elif isinstance(event, Ended) and event.session not in ended:
                 ended[event.session] = event
             if close_after_s is not None and 0 not in ended and time.monotonic() - started > close_after_s:
                 pool.endpoint.close_session(0)
@@ -64,7 +70,7 @@ def play(made: Any, num: int, log: Path | None = None, close_after_s: float | No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["in_thread", "coroutine"])
+@pytest.mark.parametrize("name", ["in_thread", "coroutine", "through_threads"])
 def test_agents_run_and_return_their_rewards(small_config, tmp_path, name):
     ended = play(options(small_config, tmp_path, name, max_sessions=4), 6)
     assert {number: event.reward for number, event in ended.items()} == {i: 10.0 + i for i in range(6)}
@@ -76,6 +82,7 @@ def test_a_command_gets_record_and_address(small_config, tmp_path):
     source = AGENTS + (
         "\nif __name__ == '__main__':\n    record = json.load(sys.stdin)\n    print('noise' * 100_000)\n"
         "    reward = float(ask(os.environ['OPENAI_BASE_URL'])) + record['uid']\n"
+        "    if record['uid'] == 2:\n        subprocess.Popen(['sleep', '1000'])\n"
         "    sys.exit(3) if record['uid'] == 1 else print(json.dumps({'reward': reward}))\n"
     )
     file = user_code(tmp_path, source.replace("HOW", "pass"), "command.py")
@@ -105,8 +112,8 @@ def test_an_agent_that_fails_costs_its_own_episode(small_config, tmp_path, how, 
 @pytest.mark.slow
 def test_a_process_that_ends_costs_its_sessions_alone(small_config, tmp_path):
     ended = play(options(small_config, tmp_path, "one_misbehaves", "os._exit(5)"), 4)
-    assert ended[0].failure.startswith("its process ended")
-    assert [ended[i].reward for i in (1, 2, 3)] == [1.0] * 3
+    assert all(ended[i].failure.startswith("its process ended") for i in (0, 1))
+    assert [ended[i].reward for i in (2, 3)] == [1.0, 1.0]
 
 
 @pytest.mark.slow
@@ -116,8 +123,9 @@ def test_a_process_that_ends_costs_its_sessions_alone(small_config, tmp_path):
 def test_a_hanging_agent_that_is_closed_stops_nobody(small_config, tmp_path, how):
     started = time.monotonic()
     ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4, close_after_s=0.0)
-    # Session 1 is in the same process; if that had to be replaced, it is played again.
-    assert [ended[i].reward for i in (1, 2, 3)] == [1.0] * 3 and time.monotonic() - started < 60
+    # Session 1 is in the same process, which may have to be replaced.
+    lost = how.startswith("time")
+    assert [ended[i].reward for i in (1, 2, 3)] == [0.0 if lost else 1.0, 1.0, 1.0] and time.monotonic() - started < 60
 
 
 def test_the_reward_of_a_command_is_in_its_last_line():

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -65,6 +66,19 @@ def test_sessions_are_told_apart_by_their_addresses(server):
     server.close_session(1)
     status, body = post(f"{urls[1]}/chat/completions", BODY)
     assert status == 404 and body["error"]["code"] == "no_session"
+
+
+def test_a_late_body_reaches_no_session_of_a_later_step(server):
+    url = server.open([0])[0]
+    body = json.dumps(BODY).encode()
+    head = f"POST {url.removeprefix(server.origin)}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as late:
+        late.sendall(f"{head}\r\n\r\n".encode())
+        time.sleep(0.2)
+        server.open([0])
+        late.sendall(body)
+        assert b" 404 " in late.recv(1000).splitlines()[0]
+    assert server.events.empty()
 
 
 def test_nothing_else_answers(server):

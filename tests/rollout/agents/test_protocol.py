@@ -8,6 +8,11 @@ from tests.kit import refused
 from verl.rollout.agents.protocol import ProtocolError, completion, read_request, same_message, stream_events
 from verl.rollout.agents.responses import chat_body, response_body
 
+
+def nested(levels: int) -> dict:
+    return {"a": nested(levels - 1)} if levels else {}
+
+
 HELLO = {"role": "user", "content": "hello"}
 
 
@@ -32,11 +37,21 @@ HELLO = {"role": "user", "content": "hello"}
         ({"max_tokens": True}, "max_tokens: expected a positive number"),
         ({"stop": [""]}, "stop: expected texts"),
         ({"tools": [{"type": "function"}]}, "tools: expected functions with a name..."),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": ["a"]}}]},
+            "tools: expected parameters...",
+        ),
+        ({"tools": [nested(90)]}, "the body: expected a JSON object of 64 levels at most"),
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(fields, error):
     with refused(error, ProtocolError):
         read_request({"messages": [HELLO]} | fields)
+
+
+def test_arguments_of_any_kind_are_read():
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}
+    assert read_request({"messages": [call]}).messages[0]["tool_calls"][0]["function"]["arguments"] == "5"
 
 
 def test_forms_of_one_message_are_the_same():

@@ -12,7 +12,8 @@ from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.config import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.agents.endpoint import Asked, Ended
+from verl.rollout.agents import sessions
+from verl.rollout.agents.endpoint import Asked, Began, Ended
 from verl.rollout.agents.protocol import ProtocolError, read_request
 from verl.rollout.agents.sessions import AgentSetup, Sessions
 from verl.rollout.queue import EngineCapacity, RequestQueue
@@ -71,12 +72,16 @@ class Game:
         self.pool.endpoint.events.put(Asked(session, request, reply))
         return reply
 
+    def begin(self, session: int = 0) -> None:
+        """Report that an agent runs."""
+        self.pool.endpoint.events.put(Began(session))
+
     def end(self, session: int = 0, reward: float = 0.0, failure: str = "") -> None:
         self.pool.endpoint.events.put(Ended(session, reward, failure))
 
     def accept(self, deterministic: bool = False, wait: bool = False) -> list[int]:
         """Let the sessions take what happened; returns the places that the engine gets."""
-        self.left = self.sessions.resume(self.queue, deterministic, wait)
+        self.left = self.sessions.resume(self.queue, deterministic, wait, lambda: None)
         places = self.queue.take(0)
         sent = self.sessions.requests(self.requests, places)
         for i, place in enumerate(places):
@@ -308,6 +313,7 @@ def test_rounds_wait_for_every_agent_that_runs(small_config, tiny_tokenizer):
 
 def test_a_silent_agent_ends_by_its_time_limit(small_config, tiny_tokenizer):
     game = Game(small_config, tiny_tokenizer, num=2, agent={"timeout_s": 0.2})
+    game.begin(1)
     game.ask(USER, session=0)
     assert game.accept(deterministic=True, wait=True) == [0, 1]
     assert game.pool.closed == [1] and "not reproducible" in game.said[0]
@@ -317,6 +323,32 @@ def test_a_silent_agent_ends_by_its_time_limit(small_config, tiny_tokenizer):
     rows = game.sessions.over()
     rows = rows[rows.request.argsort()]
     assert rows.call_counts[:, 3].tolist() == [0, 1] and rows.turns.tolist() == [1, 0]
+
+
+def test_agents_that_wait_for_each_other_are_sampled(small_config, tiny_tokenizer, monkeypatch):
+    monkeypatch.setattr(sessions, "PATIENCE_S", 0.2)
+    game = Game(small_config, tiny_tokenizer, num=2)
+    game.ask(USER, session=0)
+    # Session 1 asks once session 0 has its turn.
+    assert game.accept(deterministic=True, wait=True) == [0]
+    assert "the run is not reproducible" in game.said[0]
+
+
+def test_a_request_that_fails_costs_itself_alone(game, monkeypatch):
+    monkeypatch.setattr(game.sessions.setup, "render", lambda *_: [][0])
+    with refused("IndexError: ...", ProtocolError):
+        game.turn(USER)
+    monkeypatch.undo()
+    assert game.turn(USER)["content"] == "7" and "warning: a request" in game.said[0]
+
+
+def test_the_run_is_checked_while_it_waits(game):
+    def check() -> None:
+        raise KeyboardInterrupt
+
+    game.begin()
+    with pytest.raises(KeyboardInterrupt):
+        game.sessions.resume(game.queue, True, True, check)
 
 
 def test_fields_that_the_run_replaces_are_noted_once(game):

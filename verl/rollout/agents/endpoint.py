@@ -7,7 +7,6 @@ the thread that samples reads, and wait for its reply.
 import asyncio
 import json
 import secrets
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -65,6 +64,13 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Began:
+    """Event: an agent runs."""
+
+    session: int
+
+
+@dataclass(frozen=True)
 class Ended:
     """Event: an agent has ended, or its process has."""
 
@@ -74,11 +80,13 @@ class Ended:
     """Why the agent failed, or an empty string if it returned."""
 
 
+Event = Asked | Began | Ended
+
+
 @dataclass
 class _Session:
     number: int
     pending: int = 0
-    has_asked: bool = False
 
 
 @dataclass
@@ -90,7 +98,7 @@ class Endpoint:
     """
 
     address: str
-    events: SimpleQueue[Asked | Ended] = field(default_factory=SimpleQueue)
+    events: SimpleQueue[Event] = field(default_factory=SimpleQueue)
     """What has happened and was not read yet."""
 
     def __post_init__(self) -> None:
@@ -133,11 +141,6 @@ class Endpoint:
         self._over.add(number)
         self._sessions.pop(self._keys[number], None)
 
-    def untouched(self, numbers: Iterable[int]) -> list[int]:
-        """Return the sessions among ``numbers`` that are open and have not asked for anything."""
-        waiting = {session.number for session in list(self._sessions.values()) if not session.has_asked}
-        return [number for number in numbers if number in waiting]
-
     def close(self) -> None:
         """Stop the server."""
         with suppress(Exception):
@@ -166,13 +169,17 @@ class Endpoint:
             raise ProtocolError(404, "no_session", "there is no such session, or it has ended")
         return session
 
+    async def _body(self, request: web.Request) -> Any:
+        """Return the JSON body of a session's request; the session may end before the body has arrived."""
+        self._session(request)
+        return await _json(request)
+
     async def _turn(self, session: _Session, asked: ChatRequest) -> dict[str, Any]:
         """Wait for the turn that a session asks for, and return it as a chat completion."""
         if session.pending >= MAX_PENDING:
             raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
         reply = Reply()
         session.pending += 1
-        session.has_asked = True
         try:
             self.events.put(Asked(session.number, asked, reply))
             return await reply.get()
@@ -181,17 +188,15 @@ class Endpoint:
 
     async def _response(self, request: web.Request) -> web.Response:
         try:
-            session = self._session(request)
-            asked = read_request(chat_body(await _json(request)))
-            return web.json_response(response_body(await self._turn(session, asked)))
+            asked = read_request(chat_body(await self._body(request)))
+            return web.json_response(response_body(await self._turn(self._session(request), asked)))
         except ProtocolError as error:
             return web.json_response(error.body(), status=error.status)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            session = self._session(request)
-            asked = read_request(await _json(request))
-            whole = await self._turn(session, asked)
+            asked = read_request(await self._body(request))
+            whole = await self._turn(self._session(request), asked)
         except ProtocolError as error:
             return web.json_response(error.body(), status=error.status)
         if not asked.stream:
@@ -212,11 +217,11 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Take the ends of sessions from a process of agents, and return the sessions that it shall stop."""
+        """Take the beginnings and ends of sessions from a process, and return the sessions that it shall stop."""
         if not secrets.compare_digest(request.match_info["key"], self._control):
             raise web.HTTPNotFound
         for session, reward, failure in await _json(request):
-            self.events.put(Ended(session, reward, failure))
+            self.events.put(Began(session) if reward is None else Ended(session, reward, failure))
         return web.json_response(sorted(self._over))
 
 

@@ -10,13 +10,13 @@ import math
 import os
 import shlex
 import signal
-import sys
+import subprocess
 import threading
 import time
 import traceback
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 
 from verl.config.rollout import AgentConfig, MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.agents.endpoint import Asked, Ended, Endpoint
+from verl.rollout.agents.endpoint import Ended, Endpoint, Event
 from verl.utils.files import open_to_write
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, load_code
@@ -45,6 +45,13 @@ NEVER_S = 30 * 86400.0
 
 MAX_OUTPUT_BYTES = 1 << 16
 """Number of bytes at the end of a command's output in which its reward is looked for."""
+
+
+THREADS_PER_SESSION = 4
+"""Number of threads that a session may use through ``asyncio.to_thread``; a command needs three."""
+
+Report = tuple[int, float | None, str]
+"""Number of a session with its reward and failure, or with None when it begins."""
 
 
 class Share(NamedTuple):
@@ -122,23 +129,21 @@ class AgentPool(KillablePool):
         self.submit(self._play, sent, self.endpoint.events)
         return shares
 
-    def _play(self, shares: list[Share], events: SimpleQueue[Asked | Ended], again: bool = True) -> None:
-        """Play shares; sessions that lost their process before they asked for anything are played once more, alone."""
+    def _play(self, shares: list[Share], events: SimpleQueue[Event]) -> None:
+        """Play shares; the sessions of one whose process is lost end at once."""
+
+        def lost(index: int, error: BaseException) -> None:
+            reason = failure_reason(error) or f"{type(error).__name__}: {error}"
+            for number, _, _ in shares[index].sessions:
+                events.put(Ended(number, 0.0, f"its process ended ({reason})"))  # no effect if it has ended before
+
         try:
-            outcomes: list[Any] = self.run(_play_share, shares)
+            outcomes: list[Any] = self.run(_play_share, shares, lost)
         except Exception as error:  # reported as the end of every session
             outcomes = [error] * len(shares)
-        alone: list[Share] = []
-        for share, outcome in zip(shares, outcomes, strict=True):
+        for index, outcome in enumerate(outcomes):
             if isinstance(outcome, BaseException):
-                reason = failure_reason(outcome) or f"{type(outcome).__name__}: {outcome}"
-                left = self.endpoint.untouched(number for number, _, _ in share.sessions) if again else []
-                alone += [share._replace(sessions=[each]) for each in share.sessions if each[0] in left]
-                for number, _, _ in share.sessions:
-                    if number not in left:  # a session that has ended before is not ended again
-                        events.put(Ended(number, 0.0, f"its process ended ({reason})"))
-        if alone:
-            self._play(alone, events, again=False)
+                lost(index, outcome)
 
 
 # --- In the processes ---
@@ -162,28 +167,27 @@ def _prepare(options: AgentConfig, log: Path | None) -> None:
 
 
 def _play_share(share: Share) -> None:
-    """Play the sessions of a share and report their ends until all have ended or were closed."""
-    ended = SimpleQueue[tuple[int, float, str]]()
+    """Play the sessions of a share, and report their beginnings and ends until all have ended or were closed."""
+    reports = SimpleQueue[Report]()
     running = set[int]()
-    loop = _event_loop()
-    room = asyncio.Semaphore(share.at_once)
+    loop, room = _event_loop(share.at_once), asyncio.Semaphore(share.at_once)
     tasks: dict[int, Future[None]] = {}
     for number, record, url in share.sessions:
-        coroutine = _play_session(room, running, ended, number, record, url)
+        coroutine = _play_session(room, running, reports, number, record, url)
         tasks[number] = asyncio.run_coroutine_threadsafe(coroutine, loop)
     left, deadlines = set(tasks), dict[int, float]()
     while left:
-        reports = []
+        new: list[Report] = []
         with suppress(Empty):
-            reports.append(ended.get(timeout=EXCHANGE_S))
+            new.append(reports.get(timeout=EXCHANGE_S))
             while True:
-                reports.append(ended.get_nowait())
-        closed = _report(share.control_url, reports)
+                new.append(reports.get_nowait())
+        closed = _report(share.control_url, new)
         closed = left if closed is None else closed & left
         for number in closed:
             tasks[number].cancel()
             deadlines[number] = time.monotonic() + STOP_S
-        left = left - closed - {number for number, _, _ in reports}
+        left = left - closed - {number for number, reward, _ in new if reward is not None}
         # A session that was closed may block the loop; only a new process is rid of it.
         if any(number in running and time.monotonic() > deadline for number, deadline in deadlines.items()):
             os._exit(1)
@@ -196,16 +200,18 @@ def _play_share(share: Share) -> None:
     _THREADS.clear()
 
 
-def _event_loop() -> asyncio.AbstractEventLoop:
+def _event_loop(at_once: int) -> asyncio.AbstractEventLoop:
     """Return the loop of this process's agents, which outlives their sessions, as clients in a user's module may."""
     if not _LOOP:
         _LOOP.append(asyncio.new_event_loop())
+        # With asyncio's own few threads, agents that use them would wait for each other, and the run for all.
+        _LOOP[0].set_default_executor(ThreadPoolExecutor(THREADS_PER_SESSION * at_once))
         threading.Thread(target=_LOOP[0].run_forever, daemon=True).start()
     return _LOOP[0]
 
 
-def _report(url: str, reports: list[tuple[int, float, str]]) -> set[int] | None:
-    """Report the ends of sessions, and return the sessions to stop, or None for all."""
+def _report(url: str, reports: list[Report]) -> set[int] | None:
+    """Report beginnings and ends of sessions, and return the sessions to stop, or None for all."""
     body, headers = json.dumps(reports).encode(), {"Content-Type": "application/json"}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as reply:
@@ -217,13 +223,14 @@ def _report(url: str, reports: list[tuple[int, float, str]]) -> set[int] | None:
 async def _play_session(
     room: asyncio.Semaphore,
     running: set[int],
-    ended: "SimpleQueue[tuple[int, float, str]]",
+    reports: "SimpleQueue[Report]",
     number: int,
     record: PromptRecord,
     url: str,
 ) -> None:
     async with room:
         running.add(number)
+        reports.put((number, None, ""))
         try:
             reward, failure = await _outcome(record, url), ""
         except asyncio.CancelledError:
@@ -233,7 +240,7 @@ async def _play_session(
             reward, failure = 0.0, f"{type(error).__name__}: {error}"[:500]
         finally:
             running.discard(number)
-        ended.put((number, reward, failure))
+        reports.put((number, reward, failure))
 
 
 async def _outcome(record: PromptRecord, url: str) -> float:
@@ -280,31 +287,44 @@ async def _in_thread(call: partial[Any]) -> Any:
 
 async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:
     """Run a command with the record on its standard input, and return the reward in its last line, if it has one."""
-    environment = os.environ | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": api_key}
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=sys.stderr.fileno(),
-        env=environment,
+    loop = asyncio.get_running_loop()
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": api_key},
         start_new_session=True,
     )
+    text, output = b"", loop.run_in_executor(None, _tail, process)
+    fed = loop.run_in_executor(None, _feed, process, json.dumps(asdict(record), default=str).encode())
     try:
-        assert process.stdin is not None and process.stdout is not None
-        with suppress(ConnectionError):
-            process.stdin.write(json.dumps(asdict(record), default=str).encode())
-            await process.stdin.drain()
-        process.stdin.close()
-        output = b""
-        while chunk := await process.stdout.read(MAX_OUTPUT_BYTES):
-            output = (output + chunk)[-MAX_OUTPUT_BYTES:]
-        code = await process.wait()
+        code = await loop.run_in_executor(None, process.wait)
     finally:
+        # Its children may hold the output open, and outlive it.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            await fed
+            text = await output
     if code:
         raise RuntimeError(f"the command ended with code {code}")
-    return read_reward(output.decode(errors="replace"))
+    return read_reward(text.decode(errors="replace"))
+
+
+def _feed(process: "subprocess.Popen[bytes]", record: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(OSError), process.stdin:  # the command need not read it
+        process.stdin.write(record)
+
+
+def _tail(process: "subprocess.Popen[bytes]") -> bytes:
+    assert process.stdout is not None
+    output = b""
+    with process.stdout:
+        while chunk := os.read(process.stdout.fileno(), MAX_OUTPUT_BYTES):
+            output = (output + chunk)[-MAX_OUTPUT_BYTES:]
+    return output
 
 
 def read_reward(output: str) -> float | None:

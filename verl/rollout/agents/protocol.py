@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl.rollout.environments.tools import Call, read_arguments
+from verl.rollout.environments.tools import DEEPEST, Call, nests, read_arguments
 
 Message = dict[str, Any]
 """Message with ``role``, ``content`` as text and, if it has any, ``tool_calls`` with their arguments as a mapping."""
@@ -59,14 +59,19 @@ def read_request(body: Any) -> ChatRequest:
     Raises:
         ProtocolError: If the request is malformed, or asks for a distribution that the trainer does not have.
     """
-    _expect(isinstance(body, dict), "the body", "a JSON object")
+    _expect(
+        isinstance(body, dict) and not nests(body, DEEPEST), "the body", f"a JSON object of {DEEPEST} levels at most"
+    )
     messages, tools = body.get("messages"), body.get("tools") or []
     _expect(isinstance(messages, list) and messages, "messages", "a list of at least one message")
     _expect(isinstance(tools, list), "tools", "a list")
     for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
+        function: Any = tool.get("function") if isinstance(tool, dict) else None
         named = isinstance(function, dict) and isinstance(function.get("name"), str)
         _expect(named, "tools", "functions with a name, {'type': 'function', 'function': {'name': ...}}")
+        parameters = function.get("parameters") or {}
+        described = isinstance(parameters, dict) and isinstance(parameters.get("properties") or {}, dict)
+        _expect(described, "tools", "parameters as a JSON schema, {'type': 'object', 'properties': {...}}")
     if body.get("n") not in (None, 1):
         raise _refused("n", "one completion a request; send the request again for another")
     form = body.get("response_format")

@@ -25,7 +25,7 @@ from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
-from verl.rollout.agents.endpoint import Asked, Ended
+from verl.rollout.agents.endpoint import Asked, Ended, Event
 from verl.rollout.agents.pool import FIELD, AgentPool
 from verl.rollout.agents.protocol import (
     ChatRequest,
@@ -36,7 +36,7 @@ from verl.rollout.agents.protocol import (
     same_message,
 )
 from verl.rollout.environments.bridges import Bridges
-from verl.rollout.environments.conversations import CHARS_PER_TOKEN, Conversation, read_turn, to_rows
+from verl.rollout.environments.conversations import CHARS_PER_TOKEN, CHECK_S, Conversation, read_turn, to_rows
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG
 from verl.rollout.partial import from_batch, to_batch
 from verl.rollout.queue import RequestQueue
@@ -46,6 +46,9 @@ from vllm_patches.streams import substream
 REASONS = ("edited", "assistant", "tools", "repeated", "parallel", "other")
 """Why a request opened a further row: an earlier message differs; an assistant's message differs from what was sampled;
 other tools; the same history as an earlier request; the row that it extends is being sampled; no common message."""
+PATIENCE_S = 60.0
+"""Seconds without an event after which a round begins although agents think, since they may wait for each other."""
+
 CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls", "malformed", "failures", "timeouts"))
 
 
@@ -136,8 +139,8 @@ class Session:
     failure: str = ""
     """Why the agent failed, or an empty string."""
     timed_out: bool = False
-    thinks_since: float = 0.0
-    """Time since which the run waits for the agent."""
+    thinks_since: float | None = None
+    """Time since which the run waits for the agent, or None before its process has reported that it runs."""
     begun: Counter[int] = field(default_factory=Counter)
     """Number of further rows by the digest of the tokens with which they begin."""
 
@@ -205,23 +208,35 @@ class Sessions:
                 self._answer(row, row.asked, calls, truncated)
             self._finish(row.session)
 
-    def resume(self, queue: RequestQueue, deterministic: bool, wait: bool) -> bool:
+    def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
         """Take what agents have asked, and return whether any session is not over.
 
         Args:
             queue: Queue to which the places of new turns are added.
             deterministic: Whether to wait until every agent that was started waits for a turn or has ended.
             wait: Whether to wait for at least one request if no agent waits for a turn.
+            check: Called every second while waiting; it may raise.
         """
         asked: list[Asked] = []
+        last = time.monotonic()
         while True:
             for event in self._read_events(self._thinking(asked), wait):
+                last = time.monotonic()
                 if isinstance(event, Asked):
                     asked.append(event)
-                else:
+                elif isinstance(event, Ended):
                     self._end(event)
+                elif self._sessions[event.session].thinks_since is None:
+                    self._sessions[event.session].thinks_since = last
             if not (wait and self._thinking(asked) and (deterministic or not asked)):
                 break
+            if (asked or self._sampling) and time.monotonic() > last + PATIENCE_S:
+                self.setup.note(
+                    f"note: agents asked nothing for {PATIENCE_S:g} s while others wait for a turn, perhaps for each "
+                    "other; sampling goes on without them, and the run is not reproducible"
+                )
+                break
+            check()
         # In the order of sessions, because places and the assignment to engines would otherwise depend on timing.
         before = set(self._sampling)
         for event in sorted(asked, key=lambda event: event.session):
@@ -229,6 +244,9 @@ class Sessions:
                 self._accept(event)
             except ProtocolError as error:
                 event.reply.set(error)
+            except Exception as error:  # a request must not end the run, whatever a template or tokenizer makes of it
+                self.setup.note(f"warning: a request of an agent was refused: {type(error).__name__}: {error}")
+                event.reply.set(ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
         for number in range(len(self._sessions)):
             self._finish(number)
         queue.resume(sorted(self._sampling - before))
@@ -279,28 +297,28 @@ class Sessions:
     def _start(self, share: list[int]) -> None:
         """Note that the next session of a share has started."""
         if share:
-            session = self._sessions[share.pop(0)]
-            session.is_live, session.thinks_since = True, time.monotonic()
+            self._sessions[share.pop(0)].is_live = True
 
     def _thinking(self, asked: Sequence[Asked]) -> list[int]:
         """Return the sessions whose agents run, but wait for no turn."""
         asking = {event.session for event in asked} | {self._rows[place].session for place in self._sampling}
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
-    def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Asked | Ended]:
-        """Return what has happened, with ``wait`` after an event or time limit of the sessions ``thinking``, if any."""
-        found: list[Asked | Ended] = []
-        limit, since = self.setup.options.agent.timeout_s, {n: self._sessions[n].thinks_since for n in thinking}
+    def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
+        """Return what has happened, with ``wait`` up to a second later, and ends of ``thinking`` beyond the time limit."""
+        found: list[Event] = []
+        limit = self.setup.options.agent.timeout_s
         try:
             if wait and thinking:
-                found.append(self._events.get(timeout=max(0.0, min(since.values()) + limit - time.monotonic())))
+                found.append(self._events.get(timeout=min(CHECK_S, limit)))
             while True:
                 found.append(self._events.get_nowait())
         except Empty:
             pass
         alive = {event.session for event in found}
         for number in thinking:
-            if number not in alive and time.monotonic() >= since[number] + limit:
+            since = self._sessions[number].thinks_since
+            if number not in alive and since is not None and time.monotonic() >= since + limit:
                 self._sessions[number].timed_out = True
                 self.setup.note(
                     f"note: an agent asked nothing for {FIELD}.timeout_s={limit:g} s and was stopped; with such agents "

@@ -45,6 +45,7 @@ class Bridges:
         try:
             self._check({"role": role, "name": "tool", "content": "an observation"})
         except ConfigError as error:
+            self._checked.discard(role)
             raise ConfigError(f"{self.field}: role {role!r}: {error}; give the model another chat template") from error
 
     def _check(self, message: Message) -> None:

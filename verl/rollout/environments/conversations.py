@@ -7,7 +7,7 @@ Legend: B = number of episodes; each conversation is one episode.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +40,9 @@ CHARS_PER_TOKEN = 64
 
 THE_END = Turn("", [], [], False, ends=True)
 """Turn for the environment of a conversation that has ended."""
+
+CHECK_S = 1.0
+"""Maximum seconds between two checks of the run while it waits for environments or agents."""
 
 SPEAKERS = ("policy", "environment")
 """Author names, indexed by a token's ``source``."""
@@ -228,24 +231,26 @@ class Conversations:
         if self.setup.pool.is_async or not self._answering:
             self._submit()
 
-    def resume(self, queue: RequestQueue, deterministic: bool, wait: bool) -> bool:
+    def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
         """Resume the conversations whose environments have replied, and return whether others are still waiting.
 
         Args:
             queue: Queue to which the indices of resumed conversations are added.
             deterministic: Whether to wait for all replies instead of only one.
             wait: Whether to wait for replies.
+            check: Called every second while waiting; it may raise.
         """
         if wait or any(future.done() for future in self._answering):
-            queue.resume(self._answered(deterministic))
+            queue.resume(self._answered(deterministic, check))
         return bool(self.waiting)
 
-    def _answered(self, wait_for_all: bool) -> list[int]:
+    def _answered(self, wait_for_all: bool, check: Callable[[], None]) -> list[int]:
         """Wait for one reply, or for all, and return the indices of the conversations that continue."""
         continued: list[int] = []
         while self._answering or self._to_answer:
             self._submit()
-            done, _ = wait(self._answering, return_when=FIRST_COMPLETED)
+            done, _ = wait(self._answering, timeout=CHECK_S, return_when=FIRST_COMPLETED)
+            check()
             for future in done:
                 place, turn = self._answering.pop(future)
                 if self._continues(self._all[place], turn, future.result()):
@@ -254,7 +259,7 @@ class Conversations:
                     self._to_answer[place] = THE_END
                 else:
                     self._over.append(place)
-            if not wait_for_all:
+            if done and not wait_for_all:
                 break
         self._submit()
         # Sort, because in order of arrival, the assignment to engines would depend on timing.
@@ -344,6 +349,26 @@ def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list
         [{"by": SPEAKERS[by], "text": str(tokenizer.decode(tokens))} for by, tokens in response.parts()]
         for response in from_batch(batch)
     ]
+
+
+def session_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
+    """Return :func:`conversation_parts`, for agents with their other histories before, each behind its prompt."""
+    parts = conversation_parts(batch, tokenizer)
+    if "further_rows" not in batch:
+        return parts
+    prompts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
+    whole = []
+    for row, others in enumerate(batch.further_rows):
+        said = [part for other in others for part in history_parts(other, tokenizer)]
+        whole.append([*said, {"by": "environment", "text": str(tokenizer.decode(prompts[row]))}, *parts[row]])
+    return whole
+
+
+def history_parts(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
+    """Return the prompt and the parts of an agent's further history."""
+    batch = Batch.of([row["prompt_ids"]], [row["tokens"]], source=torch.tensor(row["source"], dtype=torch.uint8))
+    prompt = {"by": "environment", "text": str(tokenizer.decode(row["prompt_ids"]))}
+    return [prompt, *conversation_parts(batch, tokenizer)[0]]
 
 
 def add_rank_metrics(batch: Batch, measured: Batch | None) -> Batch:

@@ -267,14 +267,14 @@ def read_arguments(written: Any) -> Any:
         if isinstance(value, str):
             with suppress(ValueError, RecursionError):
                 value = json.loads(value)
-    if isinstance(value, dict) and not _nests(value, DEEPEST):
+    if isinstance(value, dict) and not nests(value, DEEPEST):
         return value
-    return written if isinstance(written, str) else text_of(written) if not _nests(written, DEEPEST) else "(too deep)"
+    return written if isinstance(written, str) else text_of(written) if not nests(written, DEEPEST) else "(too deep)"
 
 
-def _nests(value: Any, levels: int) -> bool:
+def nests(value: Any, levels: int) -> bool:
     """Return whether JSON values nest more than this many levels deep."""
-    layer = [value]
+    layer = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         layer = [
             part

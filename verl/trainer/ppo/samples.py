@@ -19,7 +19,7 @@ from verl.batch import Batch
 from verl.batch.flat import sums_within
 from verl.data.responses import token_pieces
 from verl.rank.dynamics import by_layer
-from verl.rollout.environments.conversations import conversation_parts
+from verl.rollout.environments.conversations import conversation_parts, history_parts
 from verl.rollout.environments.pool import COUNTS
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
@@ -137,9 +137,8 @@ class SampleLogger:
 
     def _further_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a further history of an agent's session, with why it was opened, its prompt and its parts."""
-        batch = Batch.of([row["prompt_ids"]], [row["tokens"]], source=torch.tensor(row["source"], dtype=torch.uint8))
-        (said,) = conversation_parts(batch, self.tokenizer)
-        return {"why": row["why"], "prompt": str(self.tokenizer.decode(row["prompt_ids"])), "conversation": said}
+        prompt, *said = history_parts(row, self.tokenizer)
+        return {"why": row["why"], "prompt": prompt["text"], "conversation": said}
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
         """Return columns with a list of token values per response; ``logprobs`` names the log-probability column."""
