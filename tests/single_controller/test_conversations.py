@@ -44,7 +44,7 @@ class Engines:
         self.messages, self.lost_after, self.logprobs = 0, lost_after, logprobs
         self.sent: list[tuple[int, list[int]]] = []
 
-    def check(self, method: str, started: float) -> None:
+    def check(self) -> None:
         """Nothing to supervise."""
 
     def run_living(self, method: str) -> list[Any]:

@@ -305,7 +305,7 @@ class Sessions:
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
     def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
-        """Return what has happened, with ``wait`` up to a second later, and ends of ``thinking`` beyond the time limit."""
+        """Return what has happened, with ``wait`` up to a second later, and ends of ``thinking`` beyond their limit."""
         found: list[Event] = []
         limit = self.setup.options.agent.timeout_s
         try:
