@@ -1,7 +1,8 @@
 """How long conversations with a slow ``async`` tool take: the project's loop and processes, with an engine that counts.
 
 A conversation has 8 turns, each of 8 tokens that take one to four rounds of an engine, and its tool answers after a
-second. In one chain that is 8 s of waiting besides the rounds; one after another it would be hours.
+second. In one chain that is 8 s of waiting besides the rounds; one after another it would be hours. With ``--agents``,
+agents ask for the turns over HTTP and think for up to two seconds in between, drawn for each session.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from verl.config.load import load_config
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_record import PromptRecord
 from verl.models.tokenizer import load_tokenizer
+from verl.rollout.agents.pool import AgentPool
+from verl.rollout.agents.sessions import AgentSetup
 from verl.rollout.environments.conversations import ConversationSetup
 from verl.rollout.environments.pool import EnvironmentPool
 from verl.rollout.queue import EngineCapacity
@@ -41,12 +44,30 @@ class Slow:
         return state + 1, [{{"role": "user", "content": "go on"}}], state + 1 == {TURNS}, 0.0
 """
 
+AGENT = f"""
+import asyncio, json, random, urllib.request
+
+def post(url, messages):
+    body = json.dumps({{"messages": messages}}).encode()
+    with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body)) as reply:
+        return json.load(reply)["choices"][0]["message"]
+
+async def agent(record, base_url, api_key):
+    draws, messages = random.Random(record.uid), [{{"role": "user", "content": "1+1="}}]
+    for _ in range({TURNS}):
+        messages += [await asyncio.to_thread(post, base_url, messages), {{"role": "user", "content": "go on"}}]
+        await asyncio.sleep(draws.uniform(0, 2 * {TOOL_S}))
+"""
+
 
 class Engine:
     """In place of a worker group with one engine, and of its exchange of messages. Tokens take time, nothing else."""
 
     def __init__(self, slots: int) -> None:
         self.slots, self.running, self.reply = slots, dict[int, tuple[Batch, int]](), False
+
+    def check(self) -> None:
+        """Nothing to supervise."""
 
     def run_living(self, method: str) -> list[Any]:
         """One engine, which measures nothing."""
@@ -82,26 +103,33 @@ def _longer(begun: Batch, place: int) -> Batch:
         rollout_logprobs=torch.cat([begun.rollout_logprobs, torch.zeros(TOKENS)]),
         truncated=torch.zeros(1, dtype=torch.bool),
     )
-    calls = [{"calls": [], "malformed": False, "prefilled": 1}]
+    calls = [{"calls": [], "malformed": False, "prefilled": 1, "mark": None, "unsupported": ""}]
     return row.fill(EPISODE, request=torch.tensor([place]), calls=calls)
 
 
-def measure(config: PPOConfig, conversations: int, deterministic: bool) -> dict[str, Any]:
+def measure(config: PPOConfig, conversations: int, deterministic: bool, agents: bool) -> dict[str, Any]:
     """Seconds for so many conversations."""
     random.seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "slow.py").write_text(ENVIRONMENT)
-        turns = replace(config.rollout.multi_turn, enable=True, environment=f"{folder}/slow.py:Slow")
+        (Path(folder) / "slow.py").write_text(AGENT if agents else ENVIRONMENT)
+        turns = config.rollout.multi_turn
+        if agents:
+            agent = replace(turns.agent, path=f"{folder}/slow.py:agent", max_sessions=conversations)
+            turns = replace(turns, enable=True, agent=agent, num_workers=1)
+        else:
+            turns = replace(turns, enable=True, environment=f"{folder}/slow.py:Slow")
         records = [PromptRecord(uid, [7] * 9, "arithmetic", "7", {}, [], False) for uid in range(conversations)]
         sampling = replace(config.rollout.train_kwargs, n=1)
-        with EnvironmentPool(turns) as pool:
-            setup = ConversationSetup(turns, 4096, load_tokenizer(config.model.path, False), {}, [], pool)
+        kind: Any = AgentPool if agents else EnvironmentPool
+        with kind(turns) as pool:
+            given: Any = (4096, load_tokenizer(config.model.path, False), {}, [], pool)
+            setup: Any = AgentSetup(turns, 4096, *given, print) if agents else ConversationSetup(turns, *given)
             pool.submit(list).result()
             started, worked = time.perf_counter(), time.process_time()
             batch = _generate(Engine(conversations), records, sampling, deterministic, setup)
             seconds, cpu = time.perf_counter() - started, time.process_time() - worked
     assert (batch.turns == TURNS).all()
-    row = {"conversations": conversations, "deterministic": deterministic}
+    row: dict[str, Any] = {"agents" if agents else "conversations": conversations, "deterministic": deterministic}
     return row | {"seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}
 
 
@@ -115,10 +143,11 @@ def _generate(engine: Engine, records: Sequence[PromptRecord], *arguments: Any) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, nargs="+", default=[1, 100, 1000])
+    parser.add_argument("--agents", action="store_true", help="agents over HTTP in place of an environment")
     options, config = parser.parse_args(), load_config(PPOConfig, "ppo_trainer", [])
     for conversations in options.conversations:
         for deterministic in (False, True)[: 1 + (conversations < 1000)]:
-            print(json.dumps(measure(config, conversations, deterministic)), flush=True)
+            print(json.dumps(measure(config, conversations, deterministic, options.agents)), flush=True)
 
 
 if __name__ == "__main__":

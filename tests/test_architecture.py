@@ -106,7 +106,7 @@ BUDGETS = {
     "rank": 1218,
     "recipes": 1821,
     "rewards": 1593,
-    "rollout": 4827,
+    "rollout": 4833,
     "run": 2584,
     "single_controller": 1586,
     "spectral": 1652,

@@ -112,6 +112,8 @@ class AgentPool(KillablePool):
 
     def __enter__(self) -> Self:
         self.endpoint = Endpoint(self.options.agent.address)
+        # Start importing now, so that the imports overlap with the work before the first turn.
+        self.submit(self.run, _loaded, [None])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,6 +166,10 @@ def _prepare(options: AgentConfig, log: Path | None) -> None:
         os.dup2(file, 2)
         os.close(file)
     _AGENT[:] = [(load_agent(options), options)]
+
+
+def _loaded(_: None) -> bool:
+    return bool(_AGENT)
 
 
 def _play_share(share: Share) -> None:
