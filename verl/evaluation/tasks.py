@@ -40,7 +40,6 @@ from verl.models.hub import fetch_model, model_digest
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth, use_custom_functions
-from verl.rollout.agents.pool import load_agent
 from verl.rollout.engines import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.environments.pool import beginning
@@ -193,8 +192,6 @@ def prepare(
             info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
             check_head_size(info, device_type, "evaluate it on a GPU")
             check_conversations(config.rollout.multi_turn, tokenizers[target], target.template, target.chat_arguments)
-            if config.rollout.multi_turn.agent.enabled:
-                load_agent(config.rollout.multi_turn.agent)
     if not benchmarks or not tokenizers:
         return None
     default = Path(config.runs_dir, kind, trainer.experiment_name, folder_name)

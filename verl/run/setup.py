@@ -29,7 +29,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.rollout.agents.pool import AgentPool, load_agent
+from verl.rollout.agents.pool import AgentPool
 from verl.rollout.agents.sessions import AgentSetup
 from verl.rollout.engines import check_engine_model, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
@@ -76,8 +76,6 @@ class TrainingSetup:
             with mistakes.collected():
                 arguments = config.data.apply_chat_template_kwargs
                 check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
-                if config.rollout.multi_turn.agent.enabled:
-                    load_agent(config.rollout.multi_turn.agent)
                 begin = stack.enter_context(beginning(config.rollout.multi_turn))
             with mistakes.collected():
                 draw = (data.train_max_samples, config.seed, scored, begin)

@@ -131,6 +131,14 @@ def unreadable(paths: Iterable[Path]) -> str:
     return ""
 
 
+def print_to(path: Path, *descriptors: int) -> None:
+    """Append to the file ``path`` what this process writes to its ``descriptors``, such as 1 for standard output."""
+    file = open_to_write(path, os.O_WRONLY | os.O_APPEND)
+    for descriptor in descriptors:
+        os.dup2(file, descriptor)
+    os.close(file)
+
+
 def open_to_write(path: Path, flags: int) -> int:
     """Open the regular file ``path``, creating it if missing, and return its descriptor; see ``os.open`` for ``flags``.
 

@@ -33,6 +33,9 @@ async def through_threads(record, base_url, api_key):
     async with GATE:
         return float(await asyncio.to_thread(ask, base_url)) + record.uid
 
+async def leave():
+    raise SystemExit
+
 async def one_misbehaves(record, base_url, api_key):
     if record.uid == 0:
         HOW
@@ -60,7 +63,7 @@ def play(made: Any, num: int, log: Path | None = None, close_after_s: float | No
             event = pool.endpoint.events.get(timeout=60)
             if isinstance(event, Asked):
                 message = {"role": "assistant", "content": "10"}
-                event.reply.set(completion("0", message, "stop", (1, 1), None))
+                event.reply.set_result(completion("0", message, "stop", (1, 1), None))
             elif isinstance(event, Ended) and event.session not in ended:
                 ended[event.session] = event
             if close_after_s is not None and 0 not in ended and time.monotonic() - started > close_after_s:
@@ -107,6 +110,13 @@ def test_an_agent_that_fails_costs_its_own_episode(small_config, tmp_path, how, 
     assert ended[0].failure.startswith(failure.rstrip("*"))
     assert [ended[i].reward for i in range(1, 4)] == [1.0] * 3
     assert "Traceback" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_task_that_exits_stops_no_loop(small_config, tmp_path):
+    how = "asyncio.create_task(leave()); await asyncio.sleep(0.1); return 0.5"
+    ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4)
+    assert [ended[i].reward for i in range(4)] == [0.5, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.slow

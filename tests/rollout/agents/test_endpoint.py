@@ -38,7 +38,7 @@ def answer(server: Endpoint) -> threading.Thread:
             if event is None:
                 return
             message = {"role": "assistant", "content": str(event.session)}
-            event.reply.set(completion("0", message, "stop", (1, 1), None))
+            event.reply.set_result(completion("0", message, "stop", (1, 1), None))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -146,7 +146,7 @@ def test_one_session_cannot_fill_the_server(server, monkeypatch):
         held = [server.events.get(timeout=20) for _ in waiting]
         assert post(f"{urls[0]}/chat/completions", BODY)[0] == 429
         for event in held:
-            event.reply.set(ProtocolError(400, "turn_limit", "enough"))
+            event.reply.set_exception(ProtocolError(400, "turn_limit", "enough"))
         assert [each.result()[1]["error"]["message"] for each in waiting] == ["enough"] * 2
 
 

@@ -1,5 +1,6 @@
 """Sessions of agents without processes, HTTP or engines: which row a request continues, and what each row holds."""
 
+from concurrent.futures import Future
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -23,19 +24,15 @@ USER = {"role": "user", "content": "2+3="}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
-class Reply:
-    """Keeps what an agent would receive."""
+class Reply(Future):
+    """Holds what an agent would receive."""
 
-    def __init__(self) -> None:
-        self.outcome: Any = None
-
-    def set(self, outcome: Any) -> None:
-        self.outcome = outcome
+    @property
+    def outcome(self) -> Any:
+        return self.result(timeout=0)
 
     @property
     def message(self) -> dict[str, Any]:
-        if isinstance(self.outcome, ProtocolError):
-            raise self.outcome
         return self.outcome["choices"][0]["message"]
 
 

@@ -7,13 +7,15 @@ the thread that samples reads, and wait for its reply.
 import asyncio
 import json
 import secrets
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from verl.config.errors import ConfigError
 from verl.rollout.agents.protocol import MODEL, ChatRequest, ProtocolError, read_request, stream_events
@@ -29,38 +31,14 @@ MAX_PENDING = 64
 """Maximum number of requests of one session that wait for a reply."""
 
 
-class Reply:
-    """Place for the reply to a request, which any thread may fill once."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-
-    def set(self, outcome: dict[str, Any] | ProtocolError) -> None:
-        """Fill the reply; a further call has no effect."""
-        # The loop is closed once the run ends.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._set, outcome)
-
-    def _set(self, outcome: dict[str, Any] | ProtocolError) -> None:
-        if not self._future.done():
-            if isinstance(outcome, ProtocolError):
-                self._future.set_exception(outcome)
-            else:
-                self._future.set_result(outcome)
-
-    async def get(self) -> dict[str, Any]:
-        """Wait for the reply; raise it if it is an error."""
-        return await self._future
-
-
 @dataclass(frozen=True)
 class Asked:
     """Event: a session asks for a turn."""
 
     session: int
     request: ChatRequest
-    reply: Reply
+    reply: Future[dict[str, Any]]
+    """Place for the completion, or for a ``ProtocolError``; filled once, by any thread."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +67,6 @@ class _Session:
     pending: int = 0
 
 
-@dataclass
 class Endpoint:
     """Server of chat completions for the open sessions.
 
@@ -97,11 +74,10 @@ class Endpoint:
         ConfigError: If the server cannot listen at ``address``, an IP address or host name.
     """
 
-    address: str
-    events: SimpleQueue[Event] = field(default_factory=SimpleQueue)
-    """What has happened and was not read yet."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.events = SimpleQueue[Event]()
+        """Events that were not read yet."""
         self._sessions: dict[str, _Session] = {}
         """Open sessions by their secret."""
         self._over = set[int]()
@@ -152,7 +128,7 @@ class Endpoint:
         self._thread.join(timeout=5)
 
     async def _start(self) -> int:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
         app.router.add_post("/{key}/v1/chat/completions", self._chat)
         app.router.add_post("/{key}/v1/responses", self._response)
         app.router.add_get("/{key}/v1/models", self._models)
@@ -178,27 +154,22 @@ class Endpoint:
         """Wait for the turn that a session asks for, and return it as a chat completion."""
         if session.pending >= MAX_PENDING:
             raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
-        reply = Reply()
+        reply = Future[dict[str, Any]]()
+        reply.set_running_or_notify_cancel()  # a client that leaves cancels only its own waiting
         session.pending += 1
         try:
             self.events.put(Asked(session.number, asked, reply))
-            return await reply.get()
+            return await asyncio.wrap_future(reply)
         finally:
             session.pending -= 1
 
     async def _response(self, request: web.Request) -> web.Response:
-        try:
-            asked = read_request(chat_body(await self._body(request)))
-            return web.json_response(response_body(await self._turn(self._session(request), asked)))
-        except ProtocolError as error:
-            return web.json_response(error.body(), status=error.status)
+        asked = read_request(chat_body(await self._body(request)))
+        return web.json_response(response_body(await self._turn(self._session(request), asked)))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        try:
-            asked = read_request(await self._body(request))
-            whole = await self._turn(self._session(request), asked)
-        except ProtocolError as error:
-            return web.json_response(error.body(), status=error.status)
+        asked = read_request(await self._body(request))
+        whole = await self._turn(self._session(request), asked)
         if not asked.stream:
             return web.json_response(whole)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -209,10 +180,7 @@ class Endpoint:
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
-        try:
-            self._session(request)
-        except ProtocolError as error:
-            return web.json_response(error.body(), status=error.status)
+        self._session(request)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "verl"}
         return web.json_response({"object": "list", "data": [model]})
 
@@ -223,6 +191,15 @@ class Endpoint:
         for session, reward, failure in await _json(request):
             self.events.put(Began(session) if reward is None else Ended(session, reward, failure))
         return web.json_response(sorted(self._over))
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a ``ProtocolError`` in the protocol's form."""
+    try:
+        return await handler(request)
+    except ProtocolError as error:
+        return web.json_response(error.body(), status=error.status)
 
 
 async def _json(request: web.Request) -> Any:

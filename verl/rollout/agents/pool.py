@@ -22,13 +22,14 @@ from dataclasses import asdict
 from functools import partial
 from inspect import iscoroutinefunction
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Self
 
 from verl.config.rollout import AgentConfig, MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Ended, Endpoint, Event
-from verl.utils.files import open_to_write
+from verl.utils.background import drain, start_loop
+from verl.utils.files import print_to
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, load_code
 
@@ -45,7 +46,6 @@ NEVER_S = 30 * 86400.0
 
 MAX_OUTPUT_BYTES = 1 << 16
 """Number of bytes at the end of a command's output in which its reward is looked for."""
-
 
 THREADS_PER_SESSION = 4
 """Number of threads that a session may use through ``asyncio.to_thread``; a command needs three."""
@@ -81,9 +81,6 @@ def load_agent(options: AgentConfig) -> Any:
 class AgentPool(KillablePool):
     """Processes that run agents, and the endpoint that their requests reach."""
 
-    role = "user"
-    """Role whose messages the chat template must be able to append."""
-
     def __init__(self, options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None) -> None:
         """Prepare the processes.
 
@@ -94,7 +91,7 @@ class AgentPool(KillablePool):
         Raises:
             ConfigError: See :func:`load_agent` and :class:`Endpoint`.
         """
-        self.options, self.log = options, log
+        self.options = options
         load_agent(options.agent)
         num_processes = options.num_workers or spare_cores(busy_cores)
         super().__init__(
@@ -161,10 +158,7 @@ _THREADS: list[threading.Thread] = []
 def _prepare(options: AgentConfig, log: Path | None) -> None:
     """Prepare a process of the pool."""
     if log is not None:
-        file = open_to_write(log, os.O_WRONLY | os.O_APPEND)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        os.close(file)
+        print_to(log, 1, 2)
     _AGENT[:] = [(load_agent(options), options)]
 
 
@@ -183,11 +177,7 @@ def _play_share(share: Share) -> None:
         tasks[number] = asyncio.run_coroutine_threadsafe(coroutine, loop)
     left, deadlines = set(tasks), dict[int, float]()
     while left:
-        new: list[Report] = []
-        with suppress(Empty):
-            new.append(reports.get(timeout=EXCHANGE_S))
-            while True:
-                new.append(reports.get_nowait())
+        new = drain(reports, EXCHANGE_S)
         closed = _report(share.control_url, new)
         closed = left if closed is None else closed & left
         for number in closed:
@@ -209,10 +199,9 @@ def _play_share(share: Share) -> None:
 def _event_loop(at_once: int) -> asyncio.AbstractEventLoop:
     """Return the loop of this process's agents, which outlives their sessions, as clients in a user's module may."""
     if not _LOOP:
-        _LOOP.append(asyncio.new_event_loop())
+        _LOOP.append(start_loop())
         # With asyncio's own few threads, agents that use them would wait for each other, and the run for all.
         _LOOP[0].set_default_executor(ThreadPoolExecutor(THREADS_PER_SESSION * at_once))
-        threading.Thread(target=_LOOP[0].run_forever, daemon=True).start()
     return _LOOP[0]
 
 

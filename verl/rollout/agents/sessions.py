@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from queue import Empty
 from typing import Any
 
 import torch
@@ -41,11 +40,9 @@ from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG
 from verl.rollout.partial import from_batch, to_batch
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests
+from verl.utils.background import drain
 from vllm_patches.streams import substream
 
-REASONS = ("edited", "assistant", "tools", "repeated", "parallel", "other")
-"""Why a request opened a further row: an earlier message differs; an assistant's message differs from what was sampled;
-other tools; the same history as an earlier request; the row that it extends is being sampled; no common message."""
 PATIENCE_S = 60.0
 """Seconds without an event after which a round begins although agents think, since they may wait for each other."""
 
@@ -94,13 +91,16 @@ class AgentSetup:
         """Return the bridges of conversations with these tools."""
         key = json.dumps(tools, sort_keys=True)
         if key not in self._bridges:
-            arguments = self.chat_arguments | ({"tools": list(tools)} if tools else {})
-            self._bridges[key] = Bridges(self.tokenizer, arguments, "user", "rollout.multi_turn.enable=True")
+            field = "rollout.multi_turn.enable=True"
+            self._bridges[key] = Bridges(self.tokenizer, self._with(tools), "user", field)
         return self._bridges[key]
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a row's first messages."""
-        return render_chat(messages, self.tokenizer, self.chat_arguments | ({"tools": list(tools)} if tools else {}))
+        return render_chat(messages, self.tokenizer, self._with(tools))
+
+    def _with(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return self.chat_arguments | ({"tools": list(tools)} if tools else {})
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Row(Conversation):
     """Digest of the first messages' tokens and ordinal among rows that begin with them, from which the random stream of
     a further row follows; None for the first row, which has the stream of the response."""
     why: str = ""
-    """Why this row was opened, one of ``REASONS``, or an empty string for the first."""
+    """Why this row was opened (docs/agents.md has the reasons), or an empty string for the first."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     history: list[Message] = field(default_factory=list)
     """Messages that the tokens hold, the policy's included."""
@@ -243,10 +243,10 @@ class Sessions:
             try:
                 self._accept(event)
             except ProtocolError as error:
-                event.reply.set(error)
+                event.reply.set_exception(error)
             except Exception as error:  # a request must not end the run, whatever a template or tokenizer makes of it
                 self.setup.note(f"warning: a request of an agent was refused: {type(error).__name__}: {error}")
-                event.reply.set(ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
+                event.reply.set_exception(ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
         for number in range(len(self._sessions)):
             self._finish(number)
         queue.resume(sorted(self._sampling - before))
@@ -306,15 +306,8 @@ class Sessions:
 
     def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
         """Return what has happened, with ``wait`` up to a second later, and ends of ``thinking`` beyond their limit."""
-        found: list[Event] = []
         limit = self.setup.options.agent.timeout_s
-        try:
-            if wait and thinking:
-                found.append(self._events.get(timeout=min(CHECK_S, limit)))
-            while True:
-                found.append(self._events.get_nowait())
-        except Empty:
-            pass
+        found = drain(self._events, min(CHECK_S, limit) if wait and thinking else 0.0)
         alive = {event.session for event in found}
         for number in thinking:
             since = self._sessions[number].thinks_since
@@ -412,12 +405,12 @@ class Sessions:
             limit = f"the first messages have {len(prompt)} tokens; the run takes {setup.max_prompt_length}"
             raise ProtocolError(400, "context_length_exceeded", limit)
         row = Row(prompt, record=session.record, session=event.session, why=why, tools=request.tools)
+        place = event.session
         if session.rows:
+            place, self._next = self._next, self._next + 1
             digest = int.from_bytes(hashlib.blake2b(str(prompt).encode(), digest_size=8).digest(), "big")
             row.branch = (digest, session.begun[digest])
             session.begun[digest] += 1
-        place = self._next if session.rows else event.session
-        self._next += place == self._next
         return self._open(event.session, place, row)
 
     def _open(self, number: int, place: int, row: Row) -> int:
@@ -468,7 +461,7 @@ class Sessions:
             logprobs = list(zip(token_pieces(turn.tokens, setup.tokenizer), values, strict=True))
         sizes = (len(row.prompt_ids) + len(row.tokens) - len(turn.tokens), len(turn.tokens))
         finish_reason = "length" if truncated else "stop"
-        asked.reply.set(completion(f"{row.session}-{row.answered}", message, finish_reason, sizes, logprobs))
+        asked.reply.set_result(completion(f"{row.session}-{row.answered}", message, finish_reason, sizes, logprobs))
 
 
 def _branched(stream: int, row: Row) -> int:

@@ -22,6 +22,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.data.responses import decode_responses
 from verl.data.templates import find_template
 from verl.rank.turns import expand_to_response
+from verl.rollout.agents.pool import load_agent
 from verl.rollout.environments.bridges import Bridges, ProgramBridges
 from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step, load_environment, role_of
 from verl.rollout.environments.tools import Call, Turn, tool_schemas, with_types
@@ -88,7 +89,7 @@ class ConversationSetup:
 def check_conversations(
     options: MultiTurnConfig, tokenizer: PreTrainedTokenizerBase, template: str, chat_arguments: Mapping[str, Any]
 ) -> None:
-    """Raise ``ConfigError`` if the environment is unusable or the template cannot render the environment's messages.
+    """Raise ``ConfigError`` if the environment or agent is unusable or the template cannot render its messages.
 
     Args:
         template: Name of the prompt template.
@@ -108,7 +109,11 @@ def check_conversations(
     field = "rollout.multi_turn.enable=True"
     if not form.chat or tokenizer.chat_template is None:
         raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
-    role = "user" if options.agent.enabled else role_of(load_environment(options))
+    if options.agent.enabled:
+        load_agent(options.agent)
+        role = "user"
+    else:
+        role = role_of(load_environment(options))
     Bridges(tokenizer, with_tools(chat_arguments, options), role, field)
 
 

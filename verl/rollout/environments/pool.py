@@ -13,12 +13,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Self
 
 from verl.config.errors import ConfigError
@@ -26,7 +25,8 @@ from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.live import LiveEnvironment
 from verl.rollout.environments.tools import ToolEnvironment, Turn, awaited, is_live, load_tools
-from verl.utils.files import open_to_write
+from verl.utils.background import drain, start_loop
+from verl.utils.files import print_to
 from verl.utils.json_state import from_json, to_json
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, definition, load_code, user_code
@@ -276,9 +276,7 @@ def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
     """Prepare a process of the pool."""
     if log is not None:
         # What tools print would otherwise stand between the lines of the run's progress.
-        file = open_to_write(log, os.O_WRONLY | os.O_APPEND)
-        os.dup2(file, 1)
-        os.close(file)
+        print_to(log, 1)
     _ENVIRONMENT[:] = [(load_environment(options), options)]
 
 
@@ -303,25 +301,12 @@ _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
 def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
     """Start steps in this process's event loop, which has its own thread, and return available replies by number."""
     if not _LOOP:
-        _LOOP[:] = [(asyncio.new_event_loop(), SimpleQueue())]
-        Thread(target=_run_loop, args=[_LOOP[0][0]], daemon=True).start()
+        _LOOP[:] = [(start_loop(), SimpleQueue())]
     ((environment, options),), ((loop, done),) = _ENVIRONMENT, _LOOP
     for number, step in new.items():
         future = asyncio.run_coroutine_threadsafe(_guarded(environment, step, options), loop)
         future.add_done_callback(partial(lambda number, future: done.put((number, future)), number))
-    ready = []
-    with suppress(Empty):
-        ready.append(done.get(timeout=EXCHANGE_S))
-        while True:
-            ready.append(done.get_nowait())
-    return [(number, future.exception() or future.result()) for number, future in ready]
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    while True:
-        # KeyboardInterrupt and SystemExit in a task that a tool has started stop the loop of all steps.
-        with suppress(BaseException):
-            loop.run_forever()
+    return [(number, future.exception() or future.result()) for number, future in drain(done, EXCHANGE_S)]
 
 
 def _leave(_: None) -> None:

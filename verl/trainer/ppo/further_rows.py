@@ -51,10 +51,9 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     mask = (further.source == POLICY) & learned[owner].repeat_interleave(further.response_lengths)
     further.merge(scored).fill(learn_mask=mask & scored.learn_mask)
     # 3. Put the rows of an episode next to each other.
-    shared = [name for name in batch.names if name in further]
     missing = [name for name in batch.names if name not in further]
     assert not missing, f"the update needs {missing} of further rows"
-    joined = Batch.join([batch.columns(*shared), further.columns(*shared)])
+    joined = Batch.join([batch, further.columns(*batch.names)])
     episode = torch.cat([torch.arange(len(batch)), owner])
     joined.fill(EPISODE, episode=episode)
     return joined[episode.argsort(stable=True)]
