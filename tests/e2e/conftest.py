@@ -1,5 +1,6 @@
 """One run that several files read, and the end of every process that a test starts."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ def trained(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("trained") / "run"
     overrides = six_steps(tiny_model, arithmetic_prompts, folder)
     overrides += ["trainer.async_save=false", "trainer.report_freq=1", "trainer.save_hf_model=true"]
-    run = Run.complete(overrides, folder.with_name("log"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("import_log")), prepend=os.pathsep)
+        patch.setenv("VERL_TEST_IMPORTS", str(folder.with_name("imports")))
+        run = Run.complete(overrides, folder.with_name("log"))
     run.assert_nothing_left(folder)
     return folder

@@ -1,7 +1,9 @@
 """Runs are stopped, or one of their processes killed, at random moments: exit code, last line, and the numbers of the
 run that resumes.
 
-``VERL_KILLS=20`` kills more of each kind. The table that is printed has a row for each.
+``VERL_KILLS=20`` kills more, ``VERL_RECOVERY_SEED`` draws other moments, and ``VERL_DEFAULT_THREADS=1`` gives workers as many
+threads as users have; tests have one each. Every second round of the kinds allows no restart. The table that is printed has
+a row for each kill.
 """
 
 import os
@@ -63,6 +65,8 @@ ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
     "Ctrl-C": {130: ("interrupted; complete checkpoints are kept",)},
 }
 """What is killed -> exit code -> how the last line begins."""
+NO_RESTART = {kind: {1: ("error: ",)} for kind in ("worker", ENGINE, IN_LOAD_WEIGHTS)}
+"""The same of runs that may not restart, where it differs."""
 
 Command = Callable[[Path, Path, Path], list[str]]
 """Options of a run by model, prompts and folder."""
@@ -156,9 +160,13 @@ def test_killed_process_changes_no_number(
     tiny_model: Path,
     arithmetic_prompts: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     command: Command,
     kinds: tuple[str, ...],
 ):
+    if os.environ.get("VERL_DEFAULT_THREADS"):
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        monkeypatch.delenv("OMP_WAIT_POLICY")
     whole, made_from = tmp_path / "whole", (tiny_model, arithmetic_prompts)
     assert Run(command(*made_from, whole), tmp_path / "whole.log").finish(PATIENCE_S) == 0
     expected, draw = records(whole), random.Random(SEED)
@@ -172,7 +180,10 @@ def test_killed_process_changes_no_number(
         assert max(step["async/lag/max"] for step in expected[1:]) == (2 if command is asynchronous else 1)
     for number, kind in enumerate(islice(cycle(kinds), KILLS)):
         folder, log = tmp_path / f"{number}", tmp_path / f"{number}.log"
-        run = Run(command(*made_from, folder), log)
+        restarts = 3 if number // len(kinds) % 2 == 0 else 0
+        endings = ENDINGS[kind] if restarts else NO_RESTART.get(kind, ENDINGS[kind])
+        options = [*command(*made_from, folder), f"trainer.max_restarts={restarts}"]
+        run = Run(options, log)
         moment = draw.uniform(1, 6)
         _kill_once(run, kind, folder, moment)
         code = run.finish(PATIENCE_S)
@@ -182,14 +193,14 @@ def test_killed_process_changes_no_number(
         if kind == "preemption":
             assert max(checkpoints(folder)) == records(folder)[-1]["step"]
         if code:
-            again = Run(command(*made_from, folder), tmp_path / f"{number}.again.log")
+            again = Run(options, tmp_path / f"{number}.again.log")
             assert again.finish(PATIENCE_S) == 0, again.log.read_text()
         assert_checkpoints_complete(folder)
         same = records(folder) == expected
-        row = (kind, f"{moment:.2f}", code, last.replace(str(folder), "RUN"), same)
+        row = (kind, restarts, f"{moment:.2f}", code, last.replace(str(folder), "RUN"), same)
         with capsys.disabled():
-            print("\n| {} | {} | {} | {} | {} |".format(*row), end="", flush=True)
+            print("\n| {} | {} | {} | {} | {} | {} |".format(*row), end="", flush=True)
         assert same, f"seed {SEED}, kill {number}: {row}"
-        assert last.startswith(ENDINGS[kind].get(code, ())), f"seed {SEED}, kill {number}: {row}"
-        if kind == IN_LOAD_WEIGHTS:
+        assert last.startswith(endings.get(code, ())), f"seed {SEED}, kill {number}: {row}"
+        if kind == IN_LOAD_WEIGHTS and restarts:
             assert "attempt 1 ended: engine worker 1 on " in log.read_text() and " in load_weights" in log.read_text()

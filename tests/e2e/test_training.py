@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import signal
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_overrides
+from conftest import ROOT, small_overrides
+from packaging.utils import canonicalize_name
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.runs import Run, records, six_steps
@@ -15,6 +18,11 @@ from verl.checkpoint.folders import checkpoints
 from verl.data.files import read_rows
 
 pytestmark = pytest.mark.slow
+
+IMPORT = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
+OWN = {"verl", "verl_pages", "vllm_patches"}
+TRACKERS = {"mlflow", "swanlab", "tensorboard", "wandb"}
+"""Imported where they are installed and asked for."""
 
 
 def exported_model(run: Path) -> Path:
@@ -41,6 +49,16 @@ def test_complete_run_has_metrics_summary_and_model(trained, tiny_model):
     exported = AutoModelForCausalLM.from_pretrained(exported_model(trained)).state_dict()
     initial = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
     assert any(not torch.equal(exported[name], initial[name]) for name in initial)
+
+
+def test_step_imports_listed_packages(trained):
+    imported = set(trained.with_name("imports").read_text().split())
+    files = [path for folder in ("verl", "vllm_patches") for path in (ROOT / folder).rglob("*.py")]
+    ours = {name for path in files for name in IMPORT.findall(path.read_text())} - OWN - TRACKERS
+    of_module = packages_distributions()
+    found = {canonicalize_name(of_module[name][0]) for name in imported & ours & of_module.keys()}
+    listed = (ROOT / "requirements/training-step.txt").read_text().splitlines()
+    assert found == {canonicalize_name(line) for line in listed if not line.startswith("#")}
 
 
 @pytest.mark.nightly
