@@ -1,9 +1,9 @@
 """Runs are stopped, or one of their processes killed, at random moments: exit code, last line, and the numbers of the
 run that resumes.
 
-``VERL_KILLS=20`` kills more, ``VERL_RECOVERY_SEED`` draws other moments, and ``VERL_DEFAULT_THREADS=1`` gives workers as many
-threads as users have; tests have one each. Every second round of the kinds allows no restart. The table that is printed has
-a row for each kill.
+``VERL_KILLS=20`` kills more, ``VERL_RECOVERY_SEED`` draws other moments, and ``VERL_DEFAULT_THREADS=1`` gives workers
+as many threads as users have; tests have one each. Every second round of the kinds allows no restart. The table that is
+printed has a row for each kill.
 """
 
 import os
