@@ -165,11 +165,11 @@ def test_killed_process_changes_no_number(
     kinds: tuple[str, ...],
 ):
     if os.environ.get("VERL_DEFAULT_THREADS"):
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        monkeypatch.delenv("OMP_WAIT_POLICY")
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     whole, made_from = tmp_path / "whole", (tiny_model, arithmetic_prompts)
     assert Run(command(*made_from, whole), tmp_path / "whole.log").finish(PATIENCE_S) == 0
-    expected, draw = records(whole), random.Random(SEED)
+    expected, draw, wrong = records(whole), random.Random(SEED), []
     assert len(expected) == 7
     if command in (conversing, conversing_on):
         assert all(step["environment/calls"] > 0 for step in expected[1:])
@@ -200,7 +200,9 @@ def test_killed_process_changes_no_number(
         row = (kind, restarts, f"{moment:.2f}", code, last.replace(str(folder), "RUN"), same)
         with capsys.disabled():
             print("\n| {} | {} | {} | {} | {} | {} |".format(*row), end="", flush=True)
-        assert same, f"seed {SEED}, kill {number}: {row}"
-        assert last.startswith(endings.get(code, ())), f"seed {SEED}, kill {number}: {row}"
-        if kind == IN_LOAD_WEIGHTS and restarts:
-            assert "attempt 1 ended: engine worker 1 on " in log.read_text() and " in load_weights" in log.read_text()
+        named = "attempt 1 ended: engine worker 1 on ", " in load_weights"
+        if kind == IN_LOAD_WEIGHTS and restarts and not all(text in log.read_text() for text in named):
+            same = False
+        if not (same and last.startswith(endings.get(code, ()))):
+            wrong.append(row)
+    assert not wrong, f"seed {SEED}: {wrong}"
