@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import needs_vllm
+
 ROOT = Path(__file__).resolve().parents[1]
 
 STOREYS = [
@@ -350,6 +352,27 @@ def test_rooms_stay_within_their_budgets():
     check([f"{room} has no budget" for room in lines.keys() - BUDGETS.keys()], "every room has a row in BUDGETS:")
     over = [f"{room}: {lines[room]} lines, budget {budget}" for room, budget in BUDGETS.items() if lines[room] > budget]
     check(over, "a room grew past its budget; delete something, or raise BUDGETS and say what the lines pay for:")
+
+
+def test_quick_tests_import_no_vllm():
+    known = {module.name: module for module in (*EVERYTHING, *modules("tests"))}
+
+    def imported(name: str) -> Iterator[str]:
+        """The names that importing ``name`` imports; a name in a module counts as the module."""
+        yield from [name.rpartition(".")[0]] * ("." in name)
+        yield from (i.target for i in known[name].imports if not i.late) if name in known else ()
+
+    def reaches_vllm(name: str) -> bool:
+        seen, queue = {name}, [name]
+        while queue:
+            new = set(imported(queue.pop())) - seen
+            seen |= new
+            queue += new
+        return "vllm" in seen
+
+    quick = [m for m in modules("tests") if m.path.name.startswith("test_") and not needs_vllm(m.path)]
+    assert len(quick) > 200
+    check([m.where for m in quick if reaches_vllm(m.name)], "tests import vLLM: list them in tests.tiers.NEED_VLLM")
 
 
 def test_training_loop_fits_on_a_page():

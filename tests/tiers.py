@@ -18,6 +18,8 @@ NEED_VLLM = (
     "rollout/test_weight_sync.py",
     "rollout/test_architectures.py",
     "rollout/test_rollouts.py",
+    "rollout/environments/test_tool_parser.py",
+    "trainer/ppo/test_weight_check.py",
     "test_benchmarks.py",
 )
 """Tests below this folder whose modules import vLLM, which takes seconds: the quick tier does not load them."""
@@ -50,14 +52,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     # Files with slow tests first: with pytest -n, the quick ones then fill what is left of the time of each process.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow and not _needs_vllm(item.path))
+    items.sort(key=lambda item: item.path not in slow and not needs_vllm(item.path))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if config.option.quick and _needs_vllm(collection_path) else None
+    return True if config.option.quick and needs_vllm(collection_path) else None
 
 
-def _needs_vllm(path: Path) -> bool:
+def needs_vllm(path: Path) -> bool:
+    """Whether a test's file is in ``NEED_VLLM``."""
     return any(path.is_relative_to(TESTS / place) for place in NEED_VLLM)
 
 
