@@ -1,11 +1,12 @@
 """Which tests run: all but the nightly ones, or with ``--quick`` those marked neither slow, nightly nor gpu.
 
-In the quick tier a test that starts a process, Ray's included, or imports vLLM fails and is told which mark it needs.
+In every tier, a test without these marks fails if it starts a process, Ray's included, or imports vLLM.
 """
 
 import _posixsubprocess
 import platform
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only tests that start no process, Ray or vLLM")
 
 
+_quick = False
+"""Whether a quick test runs, or in the quick tier its files are collected."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    global _quick
     if config.option.quick:
         config.option.markexpr = "not (slow or nightly or gpu)"
         config.option.timeout = TIME_LIMIT
-        # With pytest -n, this process only starts those that run the tests.
-        if not getattr(config.option, "numprocesses", None):
-            forbid_processes()
+    # With pytest -n, this process only starts those that run the tests.
+    if not getattr(config.option, "numprocesses", None):
+        _quick = config.option.quick
+        watch_processes()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Hold quick tests to their rule in every tier."""
+    global _quick
+    before = _quick
+    _quick = before or not any(item.get_closest_marker(mark) for mark in ("slow", "nightly", "gpu"))
+    try:
+        return (yield)
+    finally:
+        _quick = before
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,20 +87,25 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"quick: no processes, no Ray, no vLLM; not loaded: {', '.join(NEED_VLLM)}" if config.option.quick else None
 
 
-def forbid_processes() -> None:
-    """Let every test of this process fail that starts another one or imports vLLM."""
+def watch_processes() -> None:
+    """Let a quick test fail that starts a process, other than git, or imports vLLM."""
 
     def refuse(what: str) -> None:
-        # pytest.fail raises no Exception, which the code under test might catch.
-        pytest.fail(f"{what} in the quick tier: mark this test slow, or list its module in {__name__}.NEED_VLLM")
+        if _quick:
+            # pytest.fail raises no Exception, which the code under test might catch.
+            pytest.fail(f"{what} in a quick test: mark it slow, or list its module in {__name__}.NEED_VLLM")
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in PROCESS_STARTS:
+        if event in PROCESS_STARTS and arguments[:1] != ("git",):
             refuse(f"{event}{arguments[:2]}")
         if event == "import" and arguments[0] == "vllm":
             refuse("import vllm")
 
+    def spawn(*arguments: Any) -> int:
+        refuse("multiprocessing")
+        return start(*arguments)
+
     platform.processor()  # asks a process once, and remembers the answer for libraries that ask again
     sys.addaudithook(audit)
-    # multiprocessing's way to spawn has no audit event.
-    _posixsubprocess.fork_exec = lambda *_: refuse("multiprocessing")
+    # multiprocessing's way to start a process has no audit event; subprocess holds the function itself.
+    start, _posixsubprocess.fork_exec = _posixsubprocess.fork_exec, spawn

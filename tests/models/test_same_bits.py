@@ -60,6 +60,7 @@ def test_gradients_have_the_same_bits(busy_threads, chunk_size: int, small_confi
     assert len({gradient() for _ in range(REPETITIONS)}) == 1
 
 
+@pytest.mark.slow
 def test_torch_names_what_has_no_deterministic_form(busy_threads):
     states, missing = torch.randn(300, 64, requires_grad=True), set[str]()
     index = torch.randint(0, 300, (6000,), generator=torch.Generator().manual_seed(0))

@@ -94,6 +94,7 @@ def test_function_must_apply_to_every_response(file: str, refused):
         custom_verdict(f"{file}:style+{file}:never", "mine", "?", "42", {})
 
 
+@pytest.mark.slow
 def test_pool_adds_coroutines_and_functions(file: str):
     path = f"{file}:waits+0.25*{file}:right"
     assert is_async(path) and not is_async(f"{file}:right+{file}:short")

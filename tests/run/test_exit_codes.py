@@ -59,6 +59,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_run_ends_with_a_code_and_one_message(ending: str, capsys: pytest.CaptureFixture[str]):
     run, code, message = ENDINGS[ending]
@@ -75,6 +76,7 @@ def test_a_run_ends_with_a_code_and_one_message(ending: str, capsys: pytest.Capt
     assert (caught.value.code, capsys.readouterr().err, cleaned) == (code, message, [1])
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_line(tmp_path: Path):
     line = (
         rf"error: {tmp_path}/metrics.jsonl: cannot be written \(No space left on device, [\d,.]+ MB free\); make room"
@@ -85,6 +87,7 @@ def test_full_disk_is_one_line(tmp_path: Path):
         run_to_exit_code(failing(IsADirectoryError(errno.EISDIR, "Is a directory", "/runs")))
 
 
+@pytest.mark.slow
 def test_exhausted_memory_is_one_line():
     with pytest.raises(
         SystemExit, match=r"^error: start: the driver ran out of host memory at a peak of [\d.]+ GiB; lower "
@@ -138,6 +141,7 @@ def test_a_step_is_finished_and_saved(handlers, number):
     assert saved == [4] and str(caught.value) == f"{number.name}: step 4 is saved"
 
 
+@pytest.mark.slow
 def test_tracker_of_shared_memory_survives_signals_to_all():
     code = """
 import os, signal, time
