@@ -7,6 +7,7 @@ from tests.kit import data_options, user_code
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.data.prompt_record import PromptRecord
 from verl.data.teacher_prompts import TeacherPrompts
+from verl.verifiers.verdict import Verdict
 
 SOURCE = """
 def solved(record):
@@ -21,6 +22,10 @@ def nothing(record):
 
 def fails(record):
     return record.extra_info["solution"]
+
+def retold(record, siblings, *, verdict, response="none"):
+    right = [text for text, other in siblings if other.correct]
+    return None if verdict.correct else f"{response} {verdict.reason} {right}"
 """
 
 
@@ -44,14 +49,29 @@ def test_responses_follow_the_teachers_prompts(prompts, tiny_tokenizer):
     rows = records(tiny_tokenizer)
     source = torch.tensor([POLICY, ENVIRONMENT, POLICY], dtype=torch.uint8)
     batch = Batch.of([row.input_ids for row in rows], [[9, 8], [7]], source=source, records=rows)
-    found = prompts("solved").batch(batch)
+    found = batch.after(prompts("solved").of_batch(batch))
     texts = [tiny_tokenizer.decode(ids) for ids in found.tokens.split(found.lengths.tolist())]
     assert "What is 1 + 2? It is 0." in texts[0] and "What is 30 + 2? It is 1." in texts[1]
     assert found.response_tokens.tolist() == [9, 8, 7] and torch.equal(found.source, source)
     # The policy's own records are as they were.
     assert [row.messages[0]["content"] for row in rows] == ["What is 1 + 2?", "What is 30 + 2?"]
-    plain = prompts("text").batch(batch.without("source"))
+    plain = batch.without("source").after(prompts("text").of_batch(batch))
     assert plain.prompt_lengths.tolist() == [len(rows[0].input_ids)] * 2 and "source" not in plain
+
+
+def test_prompts_of_a_response_its_verdict_and_siblings(prompts, tiny_tokenizer):
+    first, second = records(tiny_tokenizer)
+    rows = [first, second, first, first]
+    verdicts = [Verdict(correct, True, "exact" if correct else "different") for correct in (False, True, True, False)]
+    batch = Batch.of([row.input_ids for row in rows], [[7]] * 4, records=rows, texts=["a", "b", "c", "d"])
+    batch.fill(verdicts=verdicts, group=torch.tensor([5, 3, 5, 5]))
+    made = prompts("retold")
+    made.try_on(first)
+    assert made.read_verdicts and not prompts("solved").read_verdicts
+    texts = [tiny_tokenizer.decode(ids) for ids in made.of_batch(batch)]
+    assert "a different ['c']" in texts[0] and "d different ['c']" in texts[3]
+    # What is right is read under the policy's prompt.
+    assert [made.of_batch(batch)[row] for row in (1, 2)] == [second.input_ids, first.input_ids]
 
 
 @pytest.mark.parametrize(
@@ -69,4 +89,4 @@ def test_responses_follow_the_teachers_prompts(prompts, tiny_tokenizer):
 def test_prompt_that_cannot_be_used_is_refused(name, limit, line, prompts, tiny_tokenizer, refused):
     rows = records(tiny_tokenizer)[:1]
     with refused(line):
-        prompts(name, limit).batch(Batch.of([rows[0].input_ids], [[9, 8]], records=rows))
+        prompts(name, limit).of_batch(Batch.of([rows[0].input_ids], [[9, 8]], records=rows))

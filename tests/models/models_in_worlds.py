@@ -15,6 +15,7 @@ from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.data.conversations import conversation_batch
+from verl.models.policy import Policy
 from verl.models.sequence_parallel import sequence_group
 from verl.models.tokenizer import load_tokenizer
 from verl.workers.actor import Actor
@@ -122,9 +123,13 @@ def learn_from_teacher(
     sequence, (num_tokens, num_sequences) = config.model.ulysses_sequence_parallel_size, counts(rows)
     correction = config.algorithm.rollout_correction
     actor = Actor(config.actor, correction, config.model, mesh, config.rollout.temperature, 10, rows.width)
-    teacher = load_teacher(config, mesh, load_tokenizer(config.model.path, False))
+    if config.teacher.is_policy:
+        teacher: Policy = actor
+    else:
+        teacher = load_teacher(config, mesh, load_tokenizer(config.model.path, False))
     actor.learn_from_teacher(config.teacher, teacher)
     mine = share(rows, sequence)
-    mine.fill(teacher_logprobs=teacher.compute_logprobs(mine).logprobs)
+    read = mine.after(mine.teacher_prompts) if "teacher_prompts" in mine else mine
+    mine.fill(teacher_logprobs=teacher.compute_logprobs(read).logprobs)
     metrics, gradients = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
     return mine.teacher_logprobs, metrics, gradients

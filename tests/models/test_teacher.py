@@ -76,14 +76,14 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 
 def in_float64(config: PPOConfig, batch: Batch) -> tuple[Tensor, float, dict[str, Tensor]]:
     """Return the teacher's log-probabilities [M], and the mean loss of the learned tokens with its gradients."""
+    options, tokens = config.teacher, batch.response_tokens[:, None]
     student, teacher = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
-        for path in (config.model.path, config.teacher.model.path)
+        for path in (config.model.path, config.model.path if options.is_policy else options.model.path)
     )
-    options, tokens = config.teacher, batch.response_tokens[:, None]
     p = logits_of(student, batch)
     with torch.no_grad():
-        q = logits_of(teacher, batch)
+        q = logits_of(teacher, batch.after(batch.teacher_prompts) if "teacher_prompts" in batch else batch)
     sampled = (q / HEAT).log_softmax(dim=1).gather(1, tokens)[:, 0]
     if options.is_exact:
         pair = ((p / TEACHER_HEAT).log_softmax(dim=1), (q / TEACHER_HEAT).log_softmax(dim=1))
@@ -106,16 +106,24 @@ def in_float64(config: PPOConfig, batch: Batch) -> tuple[Tensor, float, dict[str
         {"loss": "forward_kl", "top_k": 5, "coef": 2.0},
         {"loss": "jsd", "beta": 0.2, "loss_max_clamp": 0.4},
         {"loss": "k3"},
+        {"loss": "reverse_kl", "prompt": "hints.py:solved"},
+        {"loss": "jsd", "prompt": "hints.py:solved", "model": {"path": "policy"}, "loss_max_clamp": 1.0},
     ],
-    ids=lambda options: options["loss"],
+    ids=lambda options: "-".join(str(value) for value in options.values() if isinstance(value, str)),
 )
 def test_gradients_of_any_split_match_float64(options, worlds, config: PPOConfig, rows: Batch):
     config = changed(config, teacher=options | {"use_task_rewards": False})
+    if "prompt" in options:
+        # As the trainer does; the teacher's prompts are longer, shorter, or the same.
+        whole = zip(rows.tokens.split(rows.lengths.tolist()), rows.prompt_lengths.tolist(), strict=True)
+        prompts = [ids[:length].tolist() for ids, length in whole]
+        others = [[11, 12, *ids] if i % 3 == 0 else ids[-1:] if i % 3 == 1 else ids for i, ids in enumerate(prompts)]
+        rows = rows.columns(*rows.names).fill(teacher_prompts=others)
     sampled, loss, expected = in_float64(config, rows)
     for workers, model, batching in SPLITS:
         results = worlds[workers].run(learn_from_teacher, config, rows, model, batching)
         groups = results[:: model.get("ulysses_sequence_parallel_size", 1)]
-        torch.testing.assert_close(torch.cat([found for found, _, _ in groups]).double(), sampled, atol=2e-5, rtol=0)
+        torch.testing.assert_close(torch.cat([found for found, _, _ in groups]).double(), sampled, atol=2e-5, rtol=1e-6)
         for _, metrics, gradients in results:
             assert relative_difference(expected, gradients) < 2e-5, (workers, model)
             assert metrics["actor/teacher_loss"] == pytest.approx(loss, rel=1e-5)

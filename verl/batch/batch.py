@@ -346,6 +346,11 @@ class Batch(Columns):
         joined.device = parts[0].device
         return joined
 
+    def after(self, prompts: Sequence[Sequence[int]]) -> Self:
+        """Return the responses after other prompts, with the columns ``tokens`` and ``source``."""
+        responses = [ids.tolist() for ids in self.response_tokens.split(self.response_lengths.tolist())]
+        return type(self).of(prompts, responses, **({"source": self.source} if "source" in self else {}))
+
     def trimmed(self) -> Self:
         """Return the same episodes with R reduced to the length of the longest response."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, self.longest_response)

@@ -103,6 +103,9 @@ class Columns:
     """[M] float32, log-probability under the reference policy; not filled without a reference policy."""
     teacher_logprobs: PerResponseToken
     """[M] float32, log-probability under the teacher; not filled unless ``TeacherConfig.scores_samples``."""
+    teacher_prompts: EpisodeList
+    """B lists of token ids, the prompts under which a teacher reads the responses during the update; filled only if
+    these are not the policy's own."""
     values: PerResponseToken
     """[M] float32, the critic's values in units of reward; not filled without a critic."""
 

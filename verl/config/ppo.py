@@ -336,6 +336,10 @@ class PPOConfig(Group):
         chunks = self.model.logits_chunk_size > 0 or not teacher.is_exact
         fix = f"teacher.loss={teacher.loss} reads the output head in chunks; set it to 1024"
         self.require(chunks, "model.logits_chunk_size", fix)
+        exact_policy = teacher.is_policy and teacher.is_exact
+        fix = "the policy is its own teacher in the update, which reads without dropout; set it to 0"
+        drops = exact_policy and self.model.trains_adapters and self.model.lora.dropout > 0
+        self.require(not drops, "model.lora.dropout", fix)
         same = teacher.is_server or teacher.model.ulysses_sequence_parallel_size == parallel
         fix = f"must be model.ulysses_sequence_parallel_size={parallel}, since both read the same responses together"
         self.require(same, "teacher.model.ulysses_sequence_parallel_size", fix)

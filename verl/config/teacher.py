@@ -55,7 +55,9 @@ class TeacherConfig(Group):
     server: TeacherServerConfig
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as a text
-    or messages, such as the question with its solution. Null gives the teacher the policy's prompt."""
+    or messages, such as the question with its solution. Parameters named ``response``, ``verdict`` and ``siblings`` get
+    the response to read, its verdict, and the prompt's other responses with theirs; such a function may return None for
+    the policy's prompt. Null gives the teacher the policy's prompt everywhere."""
     loss: Literal["reverse_kl", "forward_kl", "jsd", "abs", "mse", "k2", "low_var_kl", "k3"] | None
     """Divergence to minimise, or null to add the teacher to the advantage. ``reverse_kl``, ``forward_kl`` and ``jsd``
     (generalised Jensen-Shannon, arXiv 2306.13649) compare the distributions over the whole vocabulary; the others are
@@ -123,8 +125,6 @@ class TeacherConfig(Group):
             self._check_server()
         fix = "names the policy, which learns nothing from itself under its own prompt; set teacher.prompt"
         self.require(not self.is_policy or self.prompt is not None, "model.path", fix)
-        fix = f"a teacher with other prompts scores sampled tokens, and loss={self.loss} compares whole distributions; "
-        self.require(self.prompt is None or not self.is_exact, "loss", f"{fix}set it to null, k2 or k3")
         if self.prompt is not None:
             require_import_path("prompt", self.prompt)
         fix = "is for loss=reverse_kl, forward_kl and jsd; set one of these, or 0"

@@ -9,7 +9,7 @@ size V; L layers; hidden size D.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,20 @@ class ForwardPass:
                 )
 
 
+class Teacher(NamedTuple):
+    """A model whose distribution the policy is compared with, and what it reads."""
+
+    forward: "LogprobForward"
+    """Forward passes of the teacher, which may be the policy itself."""
+    rows: Batch
+    """Micro-batch with the policy's responses, possibly after other prompts, with ``tokens`` on the CPU."""
+
+    def last_states(self, mask: Tensor | None) -> Tensor:
+        """Return the last hidden states that predict the response tokens in ``mask [M]``, or all of them, [n, D]."""
+        predictors = self.rows.predictors
+        return self.forward.last_states(self.rows, predictors if mask is None else predictors[mask])
+
+
 class LogprobForward(ForwardPass):
     """Forward passes of a causal language model that compute log-probabilities and entropies."""
 
@@ -124,7 +138,7 @@ class LogprobForward(ForwardPass):
         scoring: Scoring,
         mask: Tensor | None = None,
         layers: Sequence[int] = (),
-        teacher: "LogprobForward | None" = None,
+        teacher: Teacher | None = None,
     ) -> Batch:
         """Compute the log-probability and the entropy at each response token.
 
@@ -132,7 +146,7 @@ class LogprobForward(ForwardPass):
             batch: micro-batch with ``tokens`` on the CPU; prompts must not be empty.
             mask: [M] bool on the CPU, true at tokens to score (others get 0), or None to score all tokens.
             layers: indices of the layers whose hidden states to return; see :func:`record_states`.
-            teacher: forward passes of the model with which ``scoring.teacher_loss`` compares, or None without one.
+            teacher: model with which ``scoring.teacher_loss`` compares, or None without one.
 
         Returns:
             The same episodes on the device with ``logprobs``, ``entropy`` and the statistics (see
@@ -170,13 +184,19 @@ class LogprobForward(ForwardPass):
         logits: Tensor = self.model(states=states)
         return logits
 
+    @torch.no_grad()
+    def logits_within(self, states: Tensor) -> Tensor:
+        """Like :meth:`logits`, but during a forward pass of this model, whose head is gathered already."""
+        logits: Tensor = self.model.forward(states=states)
+        return logits
+
     def _score(
         self,
         layout: Layout,
         batch: Batch,
         mask: Tensor | None,
         scoring: Scoring,
-        teacher: "LogprobForward | None" = None,
+        teacher: Teacher | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the columns [M] computed from the logits."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
@@ -193,9 +213,10 @@ class LogprobForward(ForwardPass):
         if self.config.logits_chunk_size:
             scored_tokens = ScoringTargets(to_device(places, self.device), targets, scoring)
             if teacher is not None:
-                states = teacher.last_states(batch, tokens)
+                states = teacher.last_states(mask)
                 states = states.new_zeros(1, states.shape[1]) if is_empty else states[here]
-                scored_tokens = scored_tokens._replace(teacher=(states, teacher.logits))
+                logits_of = self.logits_within if teacher.forward is self else teacher.forward.logits
+                scored_tokens = scored_tokens._replace(teacher=(states, logits_of))
             values = self.model(**inputs, use_cache=False, targets=scored_tokens)
         else:
             # Responses that share a prompt are all predicted from its last token.

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -148,25 +148,43 @@ class UserFunction:
         ConfigError: If the function cannot be loaded, is a class, or does not accept these arguments.
     """
 
-    def __init__(self, field: str, path: str, inputs: Sequence[str], kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        field: str,
+        path: str,
+        inputs: Sequence[str],
+        kwargs: Mapping[str, Any] | None = None,
+        optional: Sequence[str] = (),
+    ) -> None:
         """Load the function.
 
         Args:
             field: Option that names the function; ``<field>_kwargs`` holds its ``kwargs``, unless these are None.
             path: Value of the option.
             inputs: Names of the positional arguments, for messages.
+            optional: Names of inputs that the function gets if it has parameters with these names.
         """
         self.where = f"{field}={path!r}"
         self.function = load_code(path, field)
         self.kwargs = dict(kwargs or {})
         if isinstance(self.function, type):
             raise ConfigError(f"{self.where}: is a class; name a function (what has state is a trainer.method)")
-        check_signature(self.where, self.function, inputs, self.kwargs, "" if kwargs is None else f"{field}_kwargs")
+        self.optional = [name for name in optional if name in _parameters(self.function)]
+        """Names of the optional inputs that the function gets."""
+        named = self.kwargs | dict.fromkeys(self.optional)
+        check_signature(self.where, self.function, inputs, named, "" if kwargs is None else f"{field}_kwargs")
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **optional: Any) -> Any:
         """Call the function, and raise ``ConfigError`` if it raises any error."""
         with user_code(f"{self.where}:"):
-            return self.function(*inputs, **self.kwargs)
+            return self.function(*inputs, **self.kwargs, **optional)
+
+
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError):  # functions written in C may have no signature
+        return ()
 
 
 def check_tensor(where: str, value: Any, *shapes: Sequence[int], what: str = "") -> None:

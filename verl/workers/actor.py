@@ -17,6 +17,7 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.signal import RolloutCorrectionConfig
 from verl.config.teacher import TeacherConfig
+from verl.models.forward import Teacher
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, join_parts
 from verl.models.offload import reshard
@@ -60,7 +61,8 @@ class Actor(Policy):
     def learn_from_teacher(self, options: TeacherConfig, teacher: Policy | None) -> None:
         """Add the loss of ``options``, if there is one.
 
-        Losses over whole distributions compare with a frozen ``teacher`` in this worker; others need none.
+        Losses over whole distributions compare with a ``teacher`` in this worker, either a frozen model or this policy;
+        others need none.
         """
         self.teacher_options = options
         if options.is_exact:
@@ -68,7 +70,7 @@ class Actor(Policy):
             self.teacher = teacher
             name, heat = str(options.loss), options.temperature
             self.teacher_loss = TeacherLoss(name, heat, options.beta, options.top_k, teacher.vocabulary)
-            if isinstance(teacher.model, FSDPModule):
+            if isinstance(teacher.model, FSDPModule) and teacher is not self:
                 # Each chunk of the output head reads the teacher's; gather it once per update.
                 teacher.model.set_reshard_after_forward(False, recurse=False)
 
@@ -77,7 +79,8 @@ class Actor(Policy):
 
         Args:
             batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and if
-                the options need them, ``rollout_logprobs``, ``ref_logprobs`` and ``LossNeeds.batch_columns``.
+                the options need them, ``rollout_logprobs``, ``ref_logprobs``, ``teacher_logprobs``, ``teacher_prompts``
+                and ``LossNeeds.batch_columns``.
             num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. The loss is divided by it or
                 by ``num_sequences``, so that every token has the same weight regardless of how the mini-batch
                 is split across ranks and micro-batches.
@@ -111,7 +114,7 @@ class Actor(Policy):
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
         with ExitStack() as stack:
             stack.enter_context(self.parameters.loaded())
-            if self.teacher is not None:
+            if self.teacher not in (None, self):
                 stack.enter_context(self.teacher.parameters.loaded())
                 stack.callback(reshard, self.teacher.model)
             sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
@@ -137,7 +140,8 @@ class Actor(Policy):
         scoring = Scoring(self.temperature, with_gradient, self.loss.statistics, needs.top_k)
         teacher = None
         if self.teacher is not None:
-            scoring, teacher = scoring._replace(teacher_loss=self.teacher_loss), self.teacher.forward
+            scoring = scoring._replace(teacher_loss=self.teacher_loss)
+            teacher = Teacher(self.teacher.forward, self._teacher_rows(self.teacher, micro))
         scored = self.forward.logprobs(micro, scoring, None if whole else micro.learn_mask, teacher=teacher)
         micro = micro.to(self.device)
         logprobs, entropy, mask = scored.padded("logprobs"), scored.padded("entropy"), micro.padded("learn_mask")
@@ -188,6 +192,12 @@ class Actor(Policy):
             metrics["teacher_loss"] = torch.where(mask, of_teacher.detach(), 0.0).sum()
             per_token = per_token + options.coef * of_teacher
         return aggregate(per_token, mask, size) + per_response, metrics
+
+    def _teacher_rows(self, teacher: Policy, micro: Batch) -> Batch:
+        """Return the responses of ``micro``, with ``tokens`` on the CPU, as the teacher reads them."""
+        rows = micro.after(micro.teacher_prompts) if "teacher_prompts" in micro else micro.columns("tokens")
+        last = None if teacher.vocabulary is None else teacher.vocabulary - 1
+        return rows if last is None else rows.fill(tokens=rows.tokens.clamp(max=last))
 
     def _teacher_loss(self, options: TeacherConfig, micro: Batch, scored: Batch, logprobs: Tensor) -> Tensor:
         """Return the loss of each token, [B, R], in nats."""

@@ -206,17 +206,8 @@ class RayPPOTrainer(Trainer):
                 scored = self.reference.map_rows("compute_ref_logprobs", batch.columns("tokens"))
                 batch.fill(ref_logprobs=scored.logprobs)
             self.timer.count("ref", work)
-        if self.teacher is not None and config.teacher.scores_samples:
-            with self.timer.phase("teacher"):
-                rows = batch.columns("tokens", "source")
-                rows = rows if self.teacher_prompts is None else self.teacher_prompts.batch(batch)
-                if self.teacher_server is not None:
-                    batch.fill(teacher_logprobs=self.teacher_server.logprobs(rows))
-                else:
-                    scored = self.teacher.map_rows("compute_teacher_logprobs", rows)
-                    batch.fill(teacher_logprobs=scored.logprobs)
-                    batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
-                    self.timer.count("teacher", Work.of(rows.lengths))
+        if self.teacher_prompts is None or not self.teacher_prompts.read_verdicts:
+            self._ask_teacher(batch)
         if self.critic is not None:
             with self.timer.phase("values"):
                 scored = self.critic.map_rows("critic.compute_values", batch.columns("tokens"))
@@ -224,6 +215,27 @@ class RayPPOTrainer(Trainer):
             self.timer.count("values", work)
         fill_token_metrics(batch, config.calculator.token_metrics)
         self._shuffle(batch, except_for=measured)
+
+    def _ask_teacher(self, batch: Batch) -> None:
+        """Fill the teacher's prompts for the update, and its log-probabilities and rank metrics, as far as needed."""
+        if self.teacher is None:
+            return
+        options, rows = self.config.teacher, batch.columns("tokens", "source")
+        with self.timer.phase("teacher"):
+            if self.teacher_prompts is not None:
+                prompts = self.teacher_prompts.of_batch(batch)
+                rows = batch.after(prompts)
+                if options.is_exact:
+                    batch.fill(teacher_prompts=prompts)
+            if not options.scores_samples:
+                return
+            if self.teacher_server is not None:
+                batch.fill(teacher_logprobs=self.teacher_server.logprobs(rows))
+                return
+            scored = self.teacher.map_rows("compute_teacher_logprobs", rows)
+            batch.fill(teacher_logprobs=scored.logprobs)
+            batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
+        self.timer.count("teacher", Work.of(rows.lengths))
 
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities in the denominator of the policy ratio, [M].
@@ -261,6 +273,8 @@ class RayPPOTrainer(Trainer):
         """Wait for the verifiers, then log the verdicts and the metrics of the batch to learn from."""
         with self.timer.phase("reward"):
             sampled.collect_verdicts()
+        if self.teacher_prompts is not None and self.teacher_prompts.read_verdicts:
+            self._ask_teacher(batch)
         config, logged = self.config, self.scheduler.sources
         stride = config.calculator.global_diff_stride_train
 

@@ -17,7 +17,10 @@ from verl.trainer.ppo.further_rows import with_further_rows
 from verl.trainer.training import SkippedUpdates
 from verl.workers.policy_loss import PolicyLoss
 
-ACTOR_COLUMNS = ("tokens", "source", "learn_mask", "old_logprobs", "advantages", "ref_logprobs", "teacher_logprobs")
+ACTOR_COLUMNS = (
+    *("tokens", "source", "learn_mask", "old_logprobs", "advantages"),
+    *("ref_logprobs", "teacher_logprobs", "teacher_prompts"),
+)
 CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
 
 Metrics = dict[str, float]
