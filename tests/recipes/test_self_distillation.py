@@ -1,0 +1,31 @@
+"""Prompts with which a policy teaches itself."""
+
+from verl.data.prompt_record import PromptRecord
+from verl.recipes.self_distillation import with_answer, with_feedback
+from verl.verifiers.verdict import Verdict
+
+CHAT = [{"role": "system", "content": "Think."}, {"role": "user", "content": "What is 1 + 2?"}]
+RECORD = PromptRecord(0, [1], "arithmetic", "3", {}, CHAT, False)
+RIGHT, WRONG = Verdict(True, True, "exact"), Verdict(False, True, "different")
+
+
+def test_sdpo_shows_a_correct_sibling_and_feedback():
+    corrected = Verdict(False, True, "custom", extras={"feedback": "Off by one."})
+    system, question = with_feedback(RECORD, corrected, [("It is 5.", WRONG), ("It is 3.", RIGHT), ("3!", RIGHT)])
+    assert system == CHAT[0] and question["role"] == "user"
+    first, second, third, fourth, fifth, last = question["content"].split("\n\n")
+    assert (first, third, fifth) == ("What is 1 + 2?", "It is 3.", "Off by one.")
+    assert second == "A correct solution:" and fourth == "Feedback on a wrong attempt:" and "correctly" in last
+    (_, alone) = with_feedback(RECORD, WRONG, [("It is 3.", RIGHT)])
+    assert "Feedback" not in alone["content"] and CHAT[1]["content"] == "What is 1 + 2?"
+
+
+def test_sdpo_leaves_correct_and_hopeless_responses_alone():
+    assert with_feedback(RECORD, RIGHT, [("It is 3.", RIGHT)]) is None
+    assert with_feedback(RECORD, WRONG, [("It is 5.", WRONG)]) is None
+
+
+def test_answer_or_solution_in_the_prompt():
+    assert "\n\n3\n\n" in with_answer(RECORD)[1]["content"]
+    solved = PromptRecord(0, [1], "arithmetic", "3", {"solution": "1 + 2 = 3"}, CHAT, False)
+    assert "\n\n1 + 2 = 3\n\n" in with_answer(solved)[1]["content"]
