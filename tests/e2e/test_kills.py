@@ -99,6 +99,11 @@ def asynchronous(model: Path, prompts: Path, folder: Path) -> list[str]:
     ]
 
 
+def self_taught(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """The policy is its own teacher, under prompts that depend on verdicts."""
+    return [*plain(ROOT / "data/tiny_model", prompts, folder), "experiment=sdpo"]
+
+
 def conversing(model: Path, prompts: Path, folder: Path) -> list[str]:
     """Conversations with a calculator, each of them begun and ended in one step."""
     prompts = ROOT / "data/arithmetic_tools/train.parquet"
@@ -151,6 +156,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
     [
         (plain, ("driver", "worker", "raylet", "gcs", "verifier")),
         (asynchronous, ("worker", ENGINE, IN_LOAD_WEIGHTS, "driver", "preemption", "Ctrl-C")),
+        (self_taught, ("worker", "driver", "preemption")),
         (conversing, ("worker", "driver", "preemption", "Ctrl-C")),
         (conversing_on, ("worker", "driver", "preemption", "Ctrl-C")),
     ],
@@ -171,6 +177,8 @@ def test_killed_process_changes_no_number(
     assert Run(command(*made_from, whole), tmp_path / "whole.log").finish(PATIENCE_S) == 0
     expected, draw, wrong = records(whole), random.Random(SEED), []
     assert len(expected) == 7
+    if command is self_taught:
+        assert all(step["actor/teacher_loss"] > 0 for step in expected[1:])
     if command in (conversing, conversing_on):
         assert all(step["environment/calls"] > 0 for step in expected[1:])
     if command in (asynchronous, conversing_on):
