@@ -238,7 +238,7 @@ def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
     trainer = object.__new__(RayPPOTrainer)
     config = trainer.config = ppo_config("rollout.n=1", *options)
     trainer.loss, trainer.policy = PolicyLoss(config.actor), RecordedPolicy()
-    trainer.reference = trainer.teacher = trainer.critic = None
+    trainer.reference = trainer.teacher = trainer.teacher_prompts = trainer.critic = None
     trainer.method = SimpleNamespace(overrides=lambda name: replays and name == "learn_from")
     trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
     trainer.updates = Updates(config, trainer.policy, None, trainer.loss, trainer.timer)
@@ -320,6 +320,28 @@ def test_bypass_mode_takes_ratios_to_the_engine():
     assert "logprobs" not in batch and batch.old_logprobs is batch.rollout_logprobs and "ref_logprobs" not in batch
     # The tokens of the batch are counted although no model reads them.
     assert {name: work.tokens for name, work in trainer.timer.take_step().work.items()} == {"batch": 6.0}
+
+
+@pytest.mark.parametrize("reads_verdicts", [True, False])
+def test_teachers_prompts_reach_the_update(reads_verdicts: bool):
+    trainer = trainer_of(["experiment=sdpo", "actor.ppo_mini_batch_size=3"])
+    prompts, batch = [[5, 6], [7], [8]], three()
+    trainer.teacher, order = trainer.policy, []
+    trainer.teacher_prompts = SimpleNamespace(read_verdicts=reads_verdicts, of_batch=lambda rows: prompts)
+    trainer._compute_outputs(batch)
+    assert ("teacher_prompts" in batch) != reads_verdicts
+    trainer._ask_teacher(batch)
+    update = trainer.policy.run_scoring_update
+    trainer.policy.run_scoring_update = lambda name, mini, *sizes: (
+        order.append(mini.teacher_prompts) or update(name, mini, *sizes)
+    )
+    trainer._update_actor(batch.fill(learn_mask=torch.ones(6, dtype=torch.bool)), None)
+    assert order.pop() == prompts
+    sampled = SimpleNamespace(collect_verdicts=lambda: order.append("verdicts"))
+    trainer._ask_teacher = lambda rows: order.append("teacher")
+    with pytest.raises(AttributeError, match="scheduler"):  # there is none to log for
+        trainer._collect_verdicts(sampled, batch)
+    assert order == ["verdicts", "teacher"][: 1 + reads_verdicts]
 
 
 def test_updates_take_the_rows_that_were_drawn():
