@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor
 
 from verl.batch import Batch
-from verl.checkpoint.shards import CheckpointWorker, TrainedPart, training_state
+from verl.checkpoint.shards import CheckpointWorker, TrainedPart, trained_parameters, training_state
 from verl.config import PPOConfig
 from verl.models.forward import LogprobForward, ValueForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.huggingface import WeightFiles
 from verl.models.learner import Learner
 from verl.models.loading import load_sharded_model, load_sharded_value_model
+from verl.models.offload import local_part
 from verl.models.output_head import Scoring
 from verl.models.tokenizer import load_tokenizer
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
@@ -25,8 +27,10 @@ TOTAL_STEPS = 10
 
 
 class LearningWorker(CheckpointWorker):
-    """An actor and a critic on fixed tokens. The critic's head has one row, so that all ranks but the first hold none
-    of it."""
+    """An actor with its moving average, and a critic, on fixed tokens.
+
+    The critic's head has one row, so that all ranks but the first hold none of it.
+    """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace) -> None:
         seed_everything(config.seed)
@@ -43,7 +47,9 @@ class LearningWorker(CheckpointWorker):
             TrainedPart(name, learner, offloaded_parameters(learner.model, False), config.model, tokenizer)
             for name, learner in self.learners.items()
         ]
-        super().__init__(parts, config.seed)
+        self.average = load_sharded_model(config.model, mesh, trainable=True)
+        kept = SimpleNamespace(model=self.average, parameters=offloaded_parameters(self.average, False))
+        super().__init__(parts, config.seed, {"teacher": kept})
 
     def learn(self, batch: Tensor, steps: int, names: list[str]) -> list[dict[str, float]]:
         """Optimizer steps on ``batch`` [B, S] of tokens, of which every rank takes its share; what each reports."""
@@ -62,15 +68,20 @@ class LearningWorker(CheckpointWorker):
                 loss = errors.sum() / batch.numel()
                 sums, state = learner.step([loss], lambda loss: (loss, {"loss": loss}))
                 record |= {f"{name}/{key}": value for key, value in (sums | state).items()}
+            parameters = (self.average.parameters(), self.learners["actor"].model.parameters())
+            for average, current in zip(*parameters, strict=True):
+                local_part(average.data).lerp_(local_part(current.data), 0.25)
             curve.append(record)
         return curve
 
     def whole_state(self) -> dict[str, Tensor]:
         """Every tensor that is trained or helps to, whole."""
+        states = {name: training_state(learner) for name, learner in self.learners.items()}
+        states["teacher"] = trained_parameters(self.average)
         return {
             f"{name}.{key}": value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
-            for name, learner in self.learners.items()
-            for key, value in training_state(learner).items()
+            for name, state in states.items()
+            for key, value in state.items()
         }
 
     def draw(self) -> list[Any]:

@@ -15,13 +15,14 @@ from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.data.conversations import conversation_batch
+from verl.models.offload import full_tensor
 from verl.models.policy import Policy
 from verl.models.sequence_parallel import sequence_group
 from verl.models.tokenizer import load_tokenizer
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.sft import SFTWorker
-from verl.workers.teacher import load_teacher
+from verl.workers.teacher import MovingAverage, load_teacher
 
 Learned = tuple[dict[str, float], dict[str, Tensor]]
 """Metrics and gradients of an update."""
@@ -123,8 +124,10 @@ def learn_from_teacher(
     sequence, (num_tokens, num_sequences) = config.model.ulysses_sequence_parallel_size, counts(rows)
     correction = config.algorithm.rollout_correction
     actor = Actor(config.actor, correction, config.model, mesh, config.rollout.temperature, 10, rows.width)
-    if config.teacher.is_policy:
-        teacher: Policy = actor
+    if config.teacher.is_average:
+        teacher: Policy = MovingAverage(config, mesh, actor)
+    elif config.teacher.is_policy:
+        teacher = actor
     else:
         teacher = load_teacher(config, mesh, load_tokenizer(config.model.path, False))
     actor.learn_from_teacher(config.teacher, teacher)
@@ -133,3 +136,19 @@ def learn_from_teacher(
     mine.fill(teacher_logprobs=teacher.compute_logprobs(read).logprobs)
     metrics, gradients = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
     return mine.teacher_logprobs, metrics, gradients
+
+
+def follow_policy(config: PPOConfig, rows: Batch, rate: float) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Return the policy and its moving average after none, one and two updates, each with its parameters by name."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    actor = Actor(config.actor, config.algorithm.rollout_correction, config.model, mesh, 1.0, 10, rows.width)
+    average = MovingAverage(config, mesh, actor)
+    found = []
+    for step in range(3):
+        if step:
+            actor.update(share(rows, 1), *counts(rows))
+            average.update(rate)
+        models = (actor.model, average.model)
+        with actor.parameters.loaded(), average.parameters.loaded():
+            found.append(tuple({n: full_tensor(p).clone() for n, p in m.named_parameters()} for m in models))
+    return found

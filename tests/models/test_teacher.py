@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GraniteConfig
 
 from tests.kit import changed, save_random_model
-from tests.models.models_in_worlds import counts, example, learn_from_teacher
+from tests.models.models_in_worlds import counts, example, follow_policy, learn_from_teacher
 from tests.workers.groups import relative_difference
 from verl.algorithms.divergence import divergence, top_k_events
 from verl.algorithms.kl import low_var_kl
@@ -108,6 +108,7 @@ def in_float64(config: PPOConfig, batch: Batch) -> tuple[Tensor, float, dict[str
         {"loss": "k3"},
         {"loss": "reverse_kl", "prompt": "hints.py:solved"},
         {"loss": "jsd", "prompt": "hints.py:solved", "model": {"path": "policy"}, "loss_max_clamp": 1.0},
+        {"loss": "forward_kl", "model": {"path": "policy"}, "update_rate": 0.5, "prompt": "hints.py:solved"},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values() if isinstance(value, str)),
 )
@@ -127,6 +128,19 @@ def test_gradients_of_any_split_match_float64(options, worlds, config: PPOConfig
         for _, metrics, gradients in results:
             assert relative_difference(expected, gradients) < 2e-5, (workers, model)
             assert metrics["actor/teacher_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_teacher_follows_the_policy(workers: int, worlds, config: PPOConfig, rows: Batch):
+    model = {"path": "policy", "fsdp": {"param_offload": True}}
+    config = changed(config, teacher={"update_rate": 0.25, "model": model}, actor={"optim": {"lr": 0.1}})
+    for found in worlds[workers].run(follow_policy, config, rows, 0.25):
+        (first, average), *later = found
+        assert all(torch.equal(average[name], value) and value.dtype == torch.float32 for name, value in first.items())
+        expected = {name: value.double() for name, value in first.items()}
+        for policy, average in later:
+            expected = {name: 0.75 * expected[name] + 0.25 * policy[name].double() for name in expected}
+            assert relative_difference(expected, average) < 1e-6 < relative_difference(first, average)
 
 
 def test_teacher_loss_is_added_to_the_policy_loss(worlds, config: PPOConfig, rows: Batch):

@@ -194,7 +194,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
     Args:
         job: Name of the job, ``ppo`` or ``sft``.
         num_examples: Size of the training set.
-        parts: Configured models: ``actor``, and ``critic`` if there is one.
+        parts: Configured models: ``actor``, and ``critic`` and ``teacher`` if they change.
 
     Raises:
         ConfigError: If the checkpoint was written by a different job, or with different data or models.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -35,6 +35,7 @@ from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.lora import export_adapters
 from verl.models.offload import Offloaded, reshard
+from verl.models.policy import Policy
 from verl.utils.distributed import collective_timeout, seed_everything
 from verl.utils.files import FileRecord, RecordedFile, file_record, naming_storage, write_recorded
 from verl.utils.json_state import from_json, to_json
@@ -68,9 +69,13 @@ class TrainedPart:
 class CheckpointWorker:
     """A worker that writes and reads its part of checkpoints. Call every method on all workers at once."""
 
-    def __init__(self, parts: Sequence[TrainedPart], seed: int) -> None:
-        """Store the run's ``seed``, which is used for checkpoints written by a different number of workers."""
+    def __init__(self, parts: Sequence[TrainedPart], seed: int, averages: Mapping[str, Policy] | None = None) -> None:
+        """Store the run's ``seed``, which is used for checkpoints written by a different number of workers.
+
+        ``averages`` are models by the names of their folders whose parameters change with those of the ``parts``.
+        """
         self._parts = parts
+        self._averages = averages or {}
         self._seed = seed
         # A separate group, so that messages of the background thread do not mix with those of training.
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
@@ -105,6 +110,10 @@ class CheckpointWorker:
                     adapters = export_adapters(part.learner.model, folder / part.name / ADAPTERS)
                     records |= _within(f"{part.name}/{ADAPTERS}", adapters)
             counts[part.name] = part.learner.scheduler.last_epoch
+        for name, average in self._averages.items():
+            with average.parameters.loaded():
+                state = trained_parameters(average.model)
+                shards[name] = _on_host(state) if background or average.parameters.enabled else state
         generators = json.dumps(to_json(generator_states()))
         needed = sum(tensor.nbytes for tensors in (*shards.values(), *weights.values()) for tensor in tensors.values())
         write = naming_storage(folder.parent, needed)(self._write)
@@ -135,6 +144,9 @@ class CheckpointWorker:
                 load_training_state(part.learner, folder / part.name / "shards", self._group)
             schedule = json.loads((folder / part.name / "scheduler.json").read_text())
             _set_schedule(part.learner, schedule["optimizer_steps"])
+        for name, average in self._averages.items():
+            with average.parameters.loaded():
+                load_shards(trained_parameters(average.model), folder / name / "shards", self._group)
         files = sorted((folder / "generators").glob("*.json"))
         if len(files) == dist.get_world_size():
             set_generator_states(from_json(json.loads(files[dist.get_rank()].read_text())))
@@ -153,13 +165,14 @@ class CheckpointWorker:
         """Write this worker's files, add their records to ``records``, and return the result."""
         rank = dist.get_rank()
         attempt_of(folder).check(folder)
+        for name, tensors in shards.items():
+            numbers = file_numbers(tensors, dist.get_world_size() * FILE_BYTES)
+            writer = HuggingFaceStorageWriter(str(folder / name / "shards"), numbers, save_distributed=True)
+            writer.fs = files = RecordingFiles()
+            state_dict_saver.save(tensors, storage_writer=writer, process_group=self._group)
+            records |= _within(f"{name}/shards", files.records)
         for part in self._parts:
             target = folder / part.name
-            numbers = file_numbers(shards[part.name], dist.get_world_size() * FILE_BYTES)
-            writer = HuggingFaceStorageWriter(str(target / "shards"), numbers, save_distributed=True)
-            writer.fs = files = RecordingFiles()
-            state_dict_saver.save(shards[part.name], storage_writer=writer, process_group=self._group)
-            records |= _within(f"{part.name}/shards", files.records)
             if rank == 0:
                 text = json.dumps({"optimizer_steps": counts[part.name]}) + "\n"
                 records[f"{part.name}/scheduler.json"] = write_recorded(target / "scheduler.json", text.encode())
@@ -233,14 +246,17 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
     Tied parameters appear only once, and frozen ones are omitted. There are no moments before the optimizer's first
     step; ``torch.distributed.checkpoint.state_dict`` would create them with a step on zero gradients, which counts.
     """
-    reshard(learner.model)
-    state: dict[str, Tensor] = {}
+    state = trained_parameters(learner.model)
     for name, parameter in learner.model.named_parameters():
-        if parameter.requires_grad:
-            state[MODEL + name] = parameter.detach()
-            for key, value in learner.optimizer.state.get(parameter, {}).items():
-                state[f"{OPTIMIZER}{name}.{key}"] = value
+        for key, value in learner.optimizer.state.get(parameter, {}).items():
+            state[f"{OPTIMIZER}{name}.{key}"] = value
     return state
+
+
+def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that change, uncopied, by their names in the shards."""
+    reshard(model)
+    return {MODEL + name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup | None) -> None:
@@ -261,6 +277,11 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
                 value = torch.zeros_like(parameter.detach()) if shape == parameter.shape else torch.zeros(shape)
                 learner.optimizer.state[parameter][full_name.removeprefix(prefix)] = value
                 state[full_name] = value
+    load_shards(state, folder, group)
+
+
+def load_shards(state: dict[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Restore tensors in place from the shards in ``folder``, by name."""
     state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), process_group=group)
 
 

@@ -336,6 +336,9 @@ class PPOConfig(Group):
         chunks = self.model.logits_chunk_size > 0 or not teacher.is_exact
         fix = f"teacher.loss={teacher.loss} reads the output head in chunks; set it to 1024"
         self.require(chunks, "model.logits_chunk_size", fix)
+        fix = "there is no moving average of adapters; set it to 1"
+        field = "update_rate" if teacher.update_rate < 1 else "update_freq"
+        self.require(not (teacher.is_average and self.model.trains_adapters), f"teacher.{field}", fix)
         exact_policy = teacher.is_policy and teacher.is_exact
         fix = "the policy is its own teacher in the update, which reads without dropout; set it to 0"
         drops = exact_policy and self.model.trains_adapters and self.model.lora.dropout > 0

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from verl.config.checks import Group, NotNegativeInt, PositiveFloat, PositiveInt, Seconds, require, require_import_path
+from verl.config.checks import (
+    Group,
+    NotNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seconds,
+    Share,
+    require,
+    require_import_path,
+)
 from verl.config.common import ModelConfig
 
 EXACT = ("reverse_kl", "forward_kl", "jsd")
@@ -50,14 +59,20 @@ class TeacherConfig(Group):
     """
 
     model: ModelConfig
-    """Teacher, with the policy's tokenizer. ``path=none`` means none, and ``path=policy`` the policy itself as it is
-    before the update, with another ``prompt``. Output heads of other sizes are compared on the tokenizer's tokens."""
+    """Teacher, with the policy's tokenizer. ``path=none`` means none, and ``path=policy`` the policy itself with
+    another ``prompt``, or a moving average of it (``update_rate``). Output heads of other sizes are compared on the
+    tokenizer's tokens."""
     server: TeacherServerConfig
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as a text
     or messages, such as the question with its solution. Parameters named ``response``, ``verdict`` and ``siblings`` get
     the response to read, its verdict, and the prompt's other responses with theirs; such a function may return None for
     the policy's prompt. Null gives the teacher the policy's prompt everywhere."""
+    update_rate: Share
+    """Weight of the policy in the moving average of its weights that teaches if ``path=policy``, in (0, 1]."""
+    update_freq: PositiveInt
+    """Number of training steps between updates of the moving average, a copy of the policy in float32. With 1, and
+    ``update_rate=1``, there is no copy: the teacher is the policy itself."""
     loss: Literal["reverse_kl", "forward_kl", "jsd", "abs", "mse", "k2", "low_var_kl", "k3"] | None
     """Divergence to minimise, or null to add the teacher to the advantage. ``reverse_kl``, ``forward_kl`` and ``jsd``
     (generalised Jensen-Shannon, arXiv 2306.13649) compare the distributions over the whole vocabulary; the others are
@@ -101,6 +116,11 @@ class TeacherConfig(Group):
         return self.model.path == POLICY
 
     @property
+    def is_average(self) -> bool:
+        """Whether the teacher is a moving average of the policy."""
+        return self.is_policy and (self.update_rate < 1 or self.update_freq > 1)
+
+    @property
     def is_exact(self) -> bool:
         """Whether the loss compares whole distributions, for which the teacher must be read during the update."""
         return self.loss in EXACT
@@ -124,7 +144,10 @@ class TeacherConfig(Group):
         if self.is_server:
             self._check_server()
         fix = "names the policy, which learns nothing from itself under its own prompt; set teacher.prompt"
-        self.require(not self.is_policy or self.prompt is not None, "model.path", fix)
+        self.require(not self.is_policy or self.is_average or self.prompt is not None, "model.path", fix)
+        own = self.is_policy or (self.update_rate == 1 and self.update_freq == 1)
+        fix = "is for teacher.model.path=policy; leave it out"
+        self.require(own, "update_rate" if self.update_rate < 1 else "update_freq", fix)
         if self.prompt is not None:
             require_import_path("prompt", self.prompt)
         fix = "is for loss=reverse_kl, forward_kl and jsd; set one of these, or 0"

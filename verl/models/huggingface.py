@@ -29,7 +29,11 @@ from verl.models.info import VALUE_HEAD, ModelInfo
 from verl.models.lora import base_parameter_name, is_adapter
 from verl.utils.files import FileRecord, write_recorded
 
-AUTO_CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
+AUTO_CLASSES = {
+    "actor": AutoModelForCausalLM,
+    "critic": AutoModelForTokenClassification,
+    "teacher": AutoModelForCausalLM,
+}
 """Checkpoint part -> auto class of its model."""
 
 BUFFERS = "buffers.safetensors"

@@ -5,8 +5,8 @@ SDPO (arXiv 2601.20802): with x the question, y a sampled response, and f feedba
     L = sum over t of KL(p(. | x, y_<t) || stopgrad p(. | x, f, y_<t))
 
 where f is a correct response from the same group, a text from the verifier, or both. Both sides are the same model, so
-``teacher.model.path=policy`` and ``teacher.loss=reverse_kl``. The paper also regularises the teacher, for example as a
-moving average of the policy; here it is the policy during the update. The wording of the prompts is our own.
+``teacher.model.path=policy`` and ``teacher.loss=reverse_kl``. The teacher may be regularised as a moving average of the
+policy (``teacher.update_rate``). The wording of the prompts is our own.
 """
 
 from collections.abc import Sequence

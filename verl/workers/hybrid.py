@@ -24,7 +24,7 @@ from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import EngineWorker
-from verl.workers.teacher import load_teacher
+from verl.workers.teacher import MovingAverage, load_teacher
 
 
 class HybridWorker(CheckpointWorker, EngineWorker):
@@ -58,7 +58,9 @@ class HybridWorker(CheckpointWorker, EngineWorker):
                 self.reference = Policy(model, mesh, scoring, temperature, False, source=self.actor.model)
         self.teacher: Policy | None = None
         if config.uses_teacher:
-            if config.teacher.is_policy:
+            if config.teacher.is_average:
+                self.teacher = MovingAverage(config, mesh, self.actor)
+            elif config.teacher.is_policy:
                 self.teacher = self.actor
             elif config.teacher.loads_model:
                 self.teacher = load_teacher(config, mesh, self.tokenizer)
@@ -85,7 +87,8 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
         for part in parts:
             part.learner.deterministic = config.trainer.deterministic is True
-        super().__init__(parts, config.seed)
+        averages = {"teacher": self.teacher} if isinstance(self.teacher, MovingAverage) else {}
+        super().__init__(parts, config.seed, averages)
 
     def not_deterministic(self) -> list[str]:
         """Return the names of operations of the updates so far for which torch has no deterministic form."""
@@ -142,6 +145,11 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             reshard(self.teacher.model)  # its head stays gathered for the update alone
         metrics = {TEACHER_RANK + name: values for name, values in scored.rank_metrics.items()}
         return scored.columns("logprobs").fill(EPISODE, **metrics)
+
+    def update_teacher(self, rate: float) -> None:
+        """Move the teacher, a moving average of the policy, towards the policy's weights."""
+        assert isinstance(self.teacher, MovingAverage), "TeacherConfig.is_average"
+        self.teacher.update(rate)
 
     def perturb_weights(self) -> None:
         """Add noise to every parameter of the policy, until :meth:`restore_weights`."""

@@ -1,10 +1,14 @@
-"""Loads the teacher of on-policy distillation."""
+"""Loads and updates the teacher of on-policy distillation."""
 
+from dataclasses import replace
+
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
+from verl.models.offload import local_part, reshard
 from verl.models.policy import Policy, scoring_batches
 
 
@@ -19,3 +23,27 @@ def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedToken
     vocabulary = None if len(rows) == 1 else max(tokenizer.get_vocab().values()) + 1
     scoring, temperature = scoring_batches(config.actor, model), config.rollout.temperature
     return Policy(model, mesh, scoring, temperature, trainable=False, vocabulary=vocabulary)
+
+
+class MovingAverage(Policy):
+    """A moving average of the policy's weights, in float32 and sharded like them."""
+
+    def __init__(self, config: PPOConfig, mesh: DeviceMesh, policy: Policy) -> None:
+        """Copy the weights of ``policy``."""
+        fsdp = replace(config.model.fsdp, param_offload=config.teacher.model.fsdp.param_offload)
+        model = replace(config.model, fsdp=fsdp)
+        scoring, temperature = scoring_batches(config.actor, model), config.rollout.temperature
+        with policy.parameters.loaded():
+            # Frozen weights would be rounded to the precision of the forward pass.
+            super().__init__(model, mesh, scoring, temperature, trainable=True, source=policy.model)
+        self.policy = policy
+
+    @torch.no_grad()
+    def update(self, rate: float) -> None:
+        """Move every weight to (1 - rate) average + rate policy."""
+        with self.parameters.loaded(), self.policy.parameters.loaded():
+            reshard(self.model)
+            reshard(self.policy.model)
+            pairs = zip(self.model.parameters(), self.policy.model.parameters(), strict=True)
+            for average, current in pairs:
+                local_part(average).lerp_(local_part(current), rate)

@@ -344,6 +344,9 @@ class RayPPOTrainer(Trainer):
             self.timer.count("old_log_prob", Work.of(batch.lengths[:num_later]))
             num_later = 0
         self.metrics |= self.updates.update_actor(batch, rows, self.step, num_later)
+        teacher = self.config.teacher
+        if teacher.is_average and self.step % teacher.update_freq == 0:
+            self.workers.run("update_teacher", teacher.update_rate)
         if self.config.trainer.deterministic and not self.listed_operations:
             self.listed_operations = True
             if names := ", ".join(self.workers.run("not_deterministic")[0]):
