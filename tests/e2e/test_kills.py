@@ -100,8 +100,9 @@ def asynchronous(model: Path, prompts: Path, folder: Path) -> list[str]:
 
 
 def self_taught(model: Path, prompts: Path, folder: Path) -> list[str]:
-    """The policy is its own teacher, under prompts that depend on verdicts."""
-    return [*plain(ROOT / "data/tiny_model", prompts, folder), "experiment=sdpo"]
+    """A moving average of the policy is the teacher, under prompts that depend on verdicts."""
+    options = [*plain(ROOT / "data/tiny_model", prompts, folder), "experiment=sdpo", "reward_manager.add_reward=false"]
+    return [*options, "data.max_response_length=96", "rollout.kv_cache_memory_mb=128"]
 
 
 def conversing(model: Path, prompts: Path, folder: Path) -> list[str]:
