@@ -14,7 +14,7 @@ from tests.evaluation.example_results import HOSTILE
 from verl.analysis.drawing import NamedFigure, write_figures
 from verl.analysis.figures import scatter_figure
 from verl.analysis.publish import publish
-from verl.evaluation.display import EvaluationDisplay
+from verl.run.display import RunDisplay
 from verl.utils.portable import valid_unicode
 from verl_pages.analysis import build_page
 
@@ -57,7 +57,7 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     responses = responses.assign(**{"Effective Rank diff 2": [0.0] * 12 + [1.0] * 36})
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "old.svg").write_text("")
-    with EvaluationDisplay() as display:
+    with RunDisplay("", 0, {}) as display:
         display.errors.append("a@9: gone")
         publish(tmp_path, config, display, responses, prompts, courses)
     files = {path.name for path in tmp_path.iterdir()}

@@ -14,7 +14,6 @@ from tests.evaluation.example_tasks import evaluation_config
 from tests.kit import jsonl
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import (
     EvaluationTask,
@@ -26,6 +25,7 @@ from verl.evaluation.tasks import (
     validation_problems,
 )
 from verl.models.hub import model_digest
+from verl.run.display import RunDisplay
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def configure(tmp_path: Path) -> Callable[..., EvaluationConfig]:
 
 def job_of(config: EvaluationConfig, folder: Path, benchmarks: Any, tokenizers: Any, device: str = "cpu") -> Job:
     session: Any = SimpleNamespace(device_type=device)
-    return Job(config, EvaluationDisplay(), folder, session, benchmarks, tokenizers)
+    return Job(config, RunDisplay("", 0, {}), folder, session, benchmarks, tokenizers)
 
 
 @pytest.fixture

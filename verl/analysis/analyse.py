@@ -20,7 +20,6 @@ from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.data.prompts import PromptLayout
 from verl.evaluation.benchmarks import Problem, load_prompts
-from verl.evaluation.display import displayed
 from verl.evaluation.evaluate import in_one_line
 from verl.evaluation.generation import generate_target
 from verl.evaluation.scoring import score_batches
@@ -31,6 +30,7 @@ from verl.models.info import ModelInfo, resolve_layers
 from verl.rank.own_metrics import own_measures
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
+from verl.run.display import sampling_display
 from verl.run.tracking import SUMMARY
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
@@ -51,7 +51,7 @@ def run_analysis(config: AnalysisConfig) -> None:
     check_pairs(config)
     own_measures(config.calculator.own_metrics)  # fail before any engine starts
     use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
-    with displayed("analysis", "samples and measurements") as display:
+    with sampling_display("analysis", "samples and measurements") as display:
         files: dict[str, list[Problem]] = {}
         for path in config.analysis.prompt_files:
             with display.recorded():

@@ -23,8 +23,8 @@ from verl.analysis.sheets import (
     write_tables,
 )
 from verl.config.analysis import AnalysisConfig
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.publish import Figures, record
+from verl.run.display import RunDisplay
 from verl.utils.files import replace_text
 from verl_pages.analysis import build_page
 
@@ -38,7 +38,7 @@ MANY = 0.02
 def publish(
     folder: Path,
     config: AnalysisConfig,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     responses: pd.DataFrame,
     prompts: pd.DataFrame,
     courses: pd.DataFrame,

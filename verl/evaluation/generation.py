@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import SamplingConfig, SamplingFilters
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout.agents.pool import AgentPool
@@ -21,6 +20,7 @@ from verl.rollout.engines import engine_environment
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, policy_texts, session_parts
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
+from verl.run.display import RunDisplay
 from verl.run.session import RaySession
 from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
@@ -34,7 +34,7 @@ def generate_target(
     stores: Mapping[EvaluationTask, SampleStore],
     config: EvaluationConfig,
     session: RaySession,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Generate the missing samples of one model, if any.
@@ -51,7 +51,7 @@ def generate_target(
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
     num_problems = sum(len({problem for problem, _ in keys}) for keys in missing.values())
     display.say(f"{title}: {num_samples} samples of {num_problems} problems to generate")
-    display.begin_model(title, num_samples)
+    display.begin(0, description=title, total=num_samples)
     model, turns = engine_model(list(missing), config), config.rollout.multi_turn
     with ExitStack() as stack:
         setup: ConversationSetup | AgentSetup | None = None
@@ -85,7 +85,7 @@ def generate_missing(
     config: EvaluationConfig,
     workers: WorkerGroup,
     tokenizer: PreTrainedTokenizerBase,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     conversations: ConversationSetup | AgentSetup | None = None,
 ) -> None:
     """Generate the missing samples of every problem and store each one as it arrives.

@@ -14,7 +14,7 @@ from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.load import parse_values
 from verl.config.paths import find_model, find_path
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
-from verl.evaluation.display import EvaluationDisplay
+from verl.run.display import RunDisplay
 from verl.run.run_config import require_model
 
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")
@@ -61,7 +61,7 @@ class Target:
         return replace(other, run=self.run, step=self.step) == self and self.chat_arguments == other.chat_arguments
 
 
-def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
+def select_targets(config: EvaluationConfig, display: RunDisplay) -> tuple[list[Target], str]:
     """Return the models that ``config`` names, ordered by run and then by step, and a name for their result folder.
 
     Missing models are reported as errors on ``display``.
@@ -91,7 +91,7 @@ def newest_run(runs_dir: Path, base: str | None) -> Path | None:
     return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
 
 
-def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDisplay) -> str:
+def _newest_or_base(runs_dir: str, entry: TargetConfig, display: RunDisplay) -> str:
     run = newest_run(Path(runs_dir), entry.base and find_model(entry.base))
     if entry.base is None:
         fix = "holds no training run with a checkpoint; name a run or a model"
@@ -106,7 +106,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDispl
     return entry.base if run is None else str(run)
 
 
-def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
+def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay) -> tuple[list[Target], str]:
     """Return the models of one config entry and a folder name; missing steps are reported as errors on ``display``.
 
     Raises:

@@ -32,7 +32,6 @@ from verl.data.templates import (
     template_stops,
 )
 from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark, load_prompts
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target, select_targets
@@ -44,6 +43,7 @@ from verl.rollout.engines import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.environments.pool import beginning
 from verl.rollout.requests import EngineModel, resolve_dtype
+from verl.run.display import RunDisplay
 from verl.run.session import RaySession
 from verl.run.tracker_backends import check_trackers
 from verl.utils.sandbox import require_sandbox
@@ -88,7 +88,7 @@ class Job:
 
     config: EvaluationConfig
     """Config that defines how responses are sampled."""
-    display: EvaluationDisplay
+    display: RunDisplay
     folder: Path
     """Output folder for the results."""
     session: RaySession
@@ -157,7 +157,7 @@ class Job:
 def prepare(
     config: EvaluationConfig,
     kind: str,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     more_benchmarks: Mapping[str, list[Problem]] | None = None,
 ) -> Job | None:
     """Load and validate all inputs before engines start; return None if nothing is left to do.
@@ -177,7 +177,8 @@ def prepare(
     for name in config.benchmarks:
         with display.recorded():
             benchmarks[name] = load_problems(name, config)
-    display.missing_benchmarks += [name for name in config.benchmarks if name not in benchmarks]
+    if missing := [name for name in config.benchmarks if name not in benchmarks]:
+        display.say(f"without {', '.join(missing)}; docs/evaluation.md says where benchmarks come from")
     benchmarks |= more_benchmarks or {}
     if not config.names_prompts:
         with display.recorded():

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.page import make_page
 from verl.evaluation.report.tables import csv_text, markdown, overview_table, sampling_text, terminal_table
 from verl.evaluation.results import ENVIRONMENT, PROMPT_TOO_LONG, TaskResult, row_labels, write_result
 from verl.evaluation.statistics import GROUPS, Key, Summary, summarise
 from verl.evaluation.targets import Target
+from verl.run.display import RunDisplay
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
@@ -41,7 +41,7 @@ def publish(
     folder: Path,
     results: Sequence[TaskResult],
     config: EvaluationConfig,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     targets: Collection[Target],
 ) -> None:
     """Write all results to ``folder``, log the statistics to the trackers, and print the table."""
