@@ -31,11 +31,11 @@ from verl.rank.own_metrics import own_measures
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.run.display import sampling_display
-from verl.run.tracking import SUMMARY
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
 from verl.verifiers.verdict import Verdict
 from verl.workers.measurements import MeasuredPrompt
+from verl_pages.run_folder import SUMMARY
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 """Tables of responses, of prompts, and of metrics along responses."""

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl.run.samples import METRIC_PREFIX
 from verl.utils.files import replace_text, replacing
 from verl.utils.portable import finite_or_null, valid_unicode
+from verl_pages.sample_files import METRIC_PREFIX
 
 RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"

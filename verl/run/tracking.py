@@ -30,15 +30,7 @@ from verl.run.tracker_backends import (
     keep_records,
 )
 from verl.utils.files import free_name, replace_text
-
-METRICS = "metrics.jsonl"
-"""Name of the file of a run's records, with one JSON object per step."""
-
-START = "start.json"
-"""Name of the file that records how, when and where a run was last started."""
-
-SUMMARY = "summary.json"
-"""Name of the file of a run's final results, which is written last."""
+from verl_pages.run_folder import METRICS, START, SUMMARY
 
 
 class Tracker:
