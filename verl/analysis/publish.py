@@ -97,7 +97,7 @@ def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.D
         means = part.groupby("prompt_id")[response_columns(config)].mean().mean()
         of_prompts = of_model(prompts, (run, step, benchmark, temperature))[compared].mean()
         values = {name: float(v) for name, v in {**means, **of_prompts}.items() if math.isfinite(v)}
-        yield Figures(run, int(step), f" T={temperature:g}" if several else "", benchmark, values)
+        yield run, int(step), f" T={temperature:g}" if several else "", benchmark, values
 
 
 def correlate_all(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:

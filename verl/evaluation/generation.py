@@ -13,11 +13,17 @@ from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import SamplingConfig, SamplingFilters
 from verl.evaluation.store import SampleStore, StoredSample
-from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
+from verl.evaluation.tasks import EvaluationTask, engine_model
 from verl.rollout.agents.pool import AgentPool
 from verl.rollout.agents.sessions import AgentSetup, Sessions
 from verl.rollout.engines import engine_environment
-from verl.rollout.environments.conversations import Conversations, ConversationSetup, policy_texts, session_parts
+from verl.rollout.environments.conversations import (
+    Conversations,
+    ConversationSetup,
+    policy_texts,
+    session_parts,
+    with_tools,
+)
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.display import RunDisplay
@@ -58,7 +64,7 @@ def generate_target(
         if turns.enable:
             first = next(iter(missing))
             target, log = first.target, first.folder.parents[1] / ENVIRONMENT_LOG
-            shared = (model.max_response_length, tokenizer, chat_arguments(target, turns), model.stop)
+            shared = (model.max_response_length, tokenizer, with_tools(target.chat_arguments, turns), model.stop)
             if turns.agent.enabled:
                 agents = stack.enter_context(AgentPool(turns, session.busy_cores, log))
                 longest = model.max_model_len - model.max_response_length
@@ -122,16 +128,8 @@ def generate_missing(
             left_of_problem[task, problem] -= 1
             done["problems"] += left_of_problem[task, problem] == 0
             ids = tokens[row].tolist() if task.settings.get("tokens", False) else []
-            sample = (
-                texts[row],
-                lengths[row],
-                bool(part.truncated[row]),
-                metrics[row],
-                ids,
-                said[row],
-                environments[row],
-            )
-            arrived[task].append(StoredSample(problem, i, *sample))
+            response = (texts[row], lengths[row], bool(part.truncated[row]), metrics[row])
+            arrived[task].append(StoredSample(problem, i, *response, ids, said[row], environments[row]))
         for task, new in arrived.items():
             stores[task].append(new)
         done.update(samples=len(part), tokens=sum(lengths))

@@ -78,7 +78,6 @@ class EvaluationTask:
         return f"{self.target.label} on {self.benchmark}"
 
     def open_store(self) -> SampleStore:
-        """Open the task's sample store; raises the same ``ConfigError`` as :class:`SampleStore`."""
         return SampleStore(self.folder, self.settings, self.prompts, self.unanswered)
 
 
@@ -358,11 +357,6 @@ def _settings(
     return settings
 
 
-def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
-    """Return the target's chat template arguments, plus the tool schemas if the policy calls tools."""
-    return with_tools(target.chat_arguments, options)
-
-
 def _prompt(
     problem: Problem,
     target: Target,
@@ -371,7 +365,7 @@ def _prompt(
     options: MultiTurnConfig,
 ) -> list[int]:
     try:
-        arguments = chat_arguments(target, options)
+        arguments = with_tools(target.chat_arguments, options)
         if problem.messages and target.template != "chat":
             raise ConfigError(f"has several messages, which template={target.template!r} does not take; set chat")
         if problem.messages:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 from verl.config.evaluation import EvaluationConfig
@@ -21,20 +20,13 @@ from verl.utils.files import replace_text
 UPLOADED = ("index.html", "results.md", "results.csv")
 """Files to upload to the wandb run."""
 
-
 COLUMNS_OF_LOGS = 140
 """Minimum table width, in characters, when stdout is not a terminal."""
 
 
-class Figures(NamedTuple):
-    """Statistics of one checkpoint on one benchmark."""
-
-    run: str
-    step: int
-    temperature: str
-    """Label suffix such as `` T=0.6`` if the checkpoint was evaluated at several temperatures, otherwise empty."""
-    benchmark: str
-    values: Mapping[str, float]
+Figures = tuple[str, int, str, str, Mapping[str, float]]
+"""Statistics of a checkpoint on a benchmark: run, step, label suffix, benchmark and values by name. The suffix is such
+as `` T=0.6`` if the checkpoint was evaluated at several temperatures, otherwise empty."""
 
 
 def publish(
@@ -53,7 +45,7 @@ def publish(
     summary = write_results(folder, results, title, config.compare_to, config.seed, about, pages)
     tracked = tracked_figures(summary)
     figures = [
-        Figures(r.run, r.step, label.removeprefix(r.label), r.benchmark, tracked[r.benchmark, label])
+        (r.run, r.step, label.removeprefix(r.label), r.benchmark, tracked[r.benchmark, label])
         for r, label in zip(results, row_labels(results), strict=True)
     ]
     record(folder, config, figures, display.errors, UPLOADED)
