@@ -60,7 +60,9 @@ def render(
         formulas: Whether to include KaTeX.
         values: Additional template variables.
     """
-    style = _read(styles, "css") + (_katex_style() if formulas else "")
+    style = _read(styles, "css")
+    if formulas:  # without the fonts' addresses, since text.js loads the fonts from the page itself
+        style += re.sub(r"@font-face\{[^}]*\}", "", (KATEX / "katex.min.css").read_text("utf-8"))
     script = '"use strict";\n(() => {\n' + _read(scripts, "js") + "\n})();\n" if scripts else ""
     if formulas:
         script = f"/* KaTeX. {' '.join((KATEX / 'LICENSE').read_text('utf-8').split())} */\n" + (
@@ -90,11 +92,6 @@ def pack(text: str) -> str:
 def has_formulas(texts: Iterable[str]) -> bool:
     """Return whether a page with these texts needs KaTeX."""
     return any(FORMULA.search(text) for text in texts)
-
-
-def _katex_style() -> str:
-    """Return KaTeX's style sheet without font URLs, since ``text.js`` loads the fonts from the page itself."""
-    return re.sub(r"@font-face\{[^}]*\}", "", (KATEX / "katex.min.css").read_text("utf-8"))
 
 
 def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
