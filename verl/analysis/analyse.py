@@ -13,7 +13,7 @@ import pandas as pd
 
 from verl.analysis.measure import MeasureFile, measure_missing, measure_settings, measuring, prompts_of
 from verl.analysis.publish import publish
-from verl.analysis.sheets import check_pairs, prompt_row, response_row
+from verl.analysis.sheets import MODEL, check_pairs, prompt_row, response_row
 from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config.analysis import AnalysisConfig
@@ -149,13 +149,8 @@ def _tables(
     responses, prompts, courses = [], [], []
     for i in store.answered:
         problem = task.problems[i]
-        place = {
-            "run": task.target.run,
-            "step": task.target.step,
-            "benchmark": task.benchmark,
-            "temperature": task.temperature,
-            "prompt_id": i,
-        }
+        names = (task.target.run, task.target.step, task.benchmark, task.temperature)
+        place = dict(zip(MODEL, names, strict=True)) | {"prompt_id": i}
         samples = [store.samples[i, j] for j in numbers]
         metrics, source = [], valid_unicode(problem.data_source)
         for j, sample in enumerate(samples):
