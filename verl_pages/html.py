@@ -51,14 +51,11 @@ def render(
 
     Args:
         template: File in ``assets/`` that extends ``page.html``.
-        title: Page title.
-        styles: Names of the style sheets.
         scripts: Names of the scripts, which share one scope, or empty for a page without scripts.
         index: Data that the scripts read immediately.
         chunks: Data that the scripts decompress on demand, as returned by :func:`pack`.
         connect: Source in the content security policy to which scripts may connect.
         formulas: Whether to include KaTeX.
-        values: Additional template variables.
     """
     style = _read(styles, "css")
     if formulas:  # without the fonts' addresses, since text.js loads the fonts from the page itself

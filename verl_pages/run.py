@@ -56,23 +56,14 @@ SECTIONS = {
 
 
 def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYTES) -> list[str]:
-    """Write the page of the runs in ``folders`` to ``out``; return one line for each problem found while reading them.
-
-    Raises:
-        ConfigError: A folder is not a run folder.
-        OSError: ``out`` cannot be written.
-    """
+    """Write the page of the runs in ``folders`` to ``out``; return one line for each problem with the folders."""
     text, troubles = make_page(folders, max_bytes)
     replace_text(out, text)
     return troubles
 
 
 def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple[str, list[str]]:
-    """Return the page's HTML, and one line for each problem found while reading the folders.
-
-    Raises:
-        ConfigError: A folder is not a run folder.
-    """
+    """Return the page's HTML, and one line for each problem found while reading the folders."""
     runs = read_runs(folders)
     text = build_page(runs, max_bytes)
     return text, [f"{run.path}/{line}" for run in runs for line in run.troubles]

@@ -230,10 +230,7 @@ def has_environment(config: EvaluationConfig) -> bool:
 
 
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
-    """Return the first ``data.max_problems`` problems of a benchmark.
-
-    Raises the same ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
-    """
+    """Return the first ``data.max_problems`` problems of a benchmark."""
     data = config.data
     if name in data.generated:
         problems = load_prompts(GENERATOR + name, data.limit, PromptLayout(generated=data.generated), config.scored)
@@ -376,10 +373,7 @@ def _prompt(
 
 
 def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
-    """Return the benchmark's standard few-shot examples; most benchmarks have none.
-
-    If the template asks for programs, the examples are programs.
-    """
+    """Return the benchmark's standard few-shot examples, if any, as programs if the template asks for programs."""
     known = BENCHMARKS.get(benchmark)
     name = find_template(template).python or (known.demonstrations if known is not None else None)
     return list(DEMONSTRATIONS[name]) if name else []

@@ -24,10 +24,7 @@ class SampleStore:
 
     If the disk is full or fails, the store prints one warning and writes no more samples, but the run continues.
 
-    Args:
-        root: Folder of the run.
-        attempt: Current attempt, which refuses writes once a newer attempt has taken over.
-        say: Callback that shows a line to the user.
+    Once a newer attempt than ``attempt`` has taken over, writes raise ``StaleAttempt``.
     """
 
     def __init__(self, root: Path, config: SamplesConfig, attempt: Attempt, say: Callable[[str], None]) -> None:
@@ -55,21 +52,13 @@ class SampleStore:
         return freq > 0 and not self._failed and (split == "val" or step == 1 or step % freq == 0)
 
     def keep(self, split: Split, step: int, make_table: Callable[[], pa.Table]) -> None:
-        """Wait for the previous table, then write the table that ``make_table`` returns, in the background.
-
-        Raises:
-            StaleAttempt: If a newer attempt has taken over the folder.
-        """
+        """Wait for the previous table, then write the table that ``make_table`` returns, in the background."""
         self.flush()
         if self.wants(split, step):
             self._pending = self._thread.submit(self._write, SampleFile(step, split), make_table)
 
     def flush(self) -> None:
-        """Wait until all tables passed to :meth:`keep` are on disk.
-
-        Raises:
-            StaleAttempt: If a newer attempt has taken over the folder.
-        """
+        """Wait until all tables passed to :meth:`keep` are on disk."""
         pending, self._pending = self._pending, None
         if pending is None:
             return

@@ -68,11 +68,8 @@ def write_results(
     """Write all results to ``folder`` and return their statistics.
 
     The files are ``results.md``, ``results.csv``, ``index.html`` and, for each result, ``results.json`` and
-    ``samples.parquet`` in ``<run>/step_<N>/<benchmark>/T<temperature>``. They replace the files of an earlier
-    evaluation and depend only on the arguments.
-
-    ``compare_to`` and ``seed`` are passed to :func:`summarise`. ``about`` says how the responses were sampled, and
-    ``pages`` has the relative URL of each run's own page.
+    ``samples.parquet``. They replace the files of an earlier evaluation and depend only on the arguments. ``about``
+    says how the responses were sampled, and ``pages`` has the relative URL of each run's own page.
     """
     summary = summarise(results, compare_to, seed)
     folder.mkdir(parents=True, exist_ok=True)
