@@ -62,20 +62,14 @@ def test_lines_of_an_evaluation_have_a_distance(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == lines  # the last one is always printed
 
 
-def test_what_the_start_does_is_a_line_each(capsys: pytest.CaptureFixture[str]):
-    display = RunDisplay("run", 3, {})
-    for stage in ("starting Ray", "loading the model on 2 workers"):
-        display.stage(stage)
-    assert capsys.readouterr().out == "starting Ray\nloading the model on 2 workers\n"
-
-
 def test_forced_colours_make_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     # As in notebooks and continuous integration, where every redrawn line would stay.
     monkeypatch.setenv("FORCE_COLOR", "1")
     with RunDisplay("run", 3, {}) as display:
-        display.stage("starting Ray")
+        for stage in ("starting Ray", "loading the model on 2 workers"):
+            display.stage(stage)
         display.step(1, {})
-    assert capsys.readouterr().out == "starting Ray\nstep 1/3  \n"
+    assert capsys.readouterr().out == "starting Ray\nloading the model on 2 workers\nstep 1/3  \n"
 
 
 def test_terminal_shows_a_spinner_until_the_bar(monkeypatch: pytest.MonkeyPatch):

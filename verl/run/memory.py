@@ -52,10 +52,7 @@ def matrices_of(shape: PretrainedConfig) -> dict[str, tuple[int, int]]:
 
 
 def parameters_of(shape: PretrainedConfig) -> tuple[int, int, int]:
-    """Return the number of parameters of the model, of the embedding and the output head, and of one layer.
-
-    Norms and biases are left out.
-    """
+    """Return the number of parameters of the model, of its root (embedding and output head), and of one layer."""
     root = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
     layer = sum(rows * columns for rows, columns in matrices_of(shape).values())
     return root + shape.num_hidden_layers * layer, root, layer
@@ -63,13 +60,11 @@ def parameters_of(shape: PretrainedConfig) -> tuple[int, int, int]:
 
 def activations_of(shape: PretrainedConfig, tokens: float, model: ModelConfig) -> float:
     """Return the GB saved for the backward pass of a micro-batch of ``tokens`` tokens per worker."""
-    scale, d = itemsize_of(model.param_dtype) / 2, shape.hidden_size
+    scale, d, layers = itemsize_of(model.param_dtype) / 2, shape.hidden_size, shape.num_hidden_layers
     # Given a padding mask, torch's attention repeats keys and values for every query head.
     keys = matrices_of(shape)["k_proj" if model.use_remove_padding else "q_proj"][1]
-    layer = scale * (20 * d + 8 * shape.intermediate_size + 4 * keys)
-    layers = shape.num_hidden_layers
-    saved: float = 2 * scale * d * layers + layer if model.gradient_checkpointing else layer * layers
-    return tokens * saved / GB
+    layer: float = scale * (20 * d + 8 * shape.intermediate_size + 4 * keys)
+    return tokens * (2 * scale * d * layers + layer if model.gradient_checkpointing else layer * layers) / GB
 
 
 def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: bool) -> Parts:
@@ -78,7 +73,7 @@ def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: 
     FSDP gathers the parameters of the root and two layers, and holds unsharded gradients of the root and one layer.
     """
     shards, itemsize = model.fsdp.workers_per_copy(workers), itemsize_of(model.param_dtype)
-    parameters, root, layer = parameters_of(shape)
+    parameters, root, layer = parameters_of(shape)  # without norms and biases
     trainable = parameters if learns else 0
     if learns and model.trains_adapters:
         targets = set(model.lora.target_modules)
@@ -94,10 +89,7 @@ def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: 
 
 
 def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedConfig]) -> dict[str, Parts]:
-    """Return GB on one GPU by phase and component.
-
-    ``shapes`` has the ``transformers`` configs of the policy and of other models in ``config.models``, where known.
-    """
+    """Return GB on one GPU by phase and component; ``shapes`` are those of ``config.models``, at least the policy's."""
     model, actor, rollout, longest = config.model, config.actor, config.rollout, config.max_sequence_length
     policy, learners = shapes["model"], {"model": "", "critic.model": "critic "}
     workers, models = config.trainer.world_size, config.models
@@ -173,11 +165,7 @@ def _syncing(config: PPOConfig, shape: PretrainedConfig) -> float:
 
 
 def _engine(config: PPOConfig, shape: PretrainedConfig, gpu_gb: float) -> Parts:
-    """Return the memory components of the rollout engine during sampling.
-
-    vLLM's KV cache takes the engine's share minus its weights, the hidden states and the workspace for measuring them,
-    unless ``rollout.kv_cache_memory_mb`` sets its size.
-    """
+    """Return the memory components of the rollout engine during sampling; the cache takes what the others leave."""
     rollout, length, hf = config.rollout, config.max_sequence_length, config.rollout.name == "hf"
     itemsize = itemsize_of(config.model.param_dtype if hf else rollout.dtype)
     weights = itemsize * parameters_of(shape)[0] / GB
@@ -212,10 +200,8 @@ def peak_of(phases: Mapping[str, Parts]) -> tuple[str, float, str]:
 
 
 def memory_warning(config: PPOConfig, gpu_gb: float) -> str:
-    """Return a warning if the estimate exceeds 90 % of the smallest GPU's memory, or an empty string otherwise.
-
-    Other models of unknown size are ignored; if the policy's size is unknown, there is no estimate.
-    """
+    """Return a warning if the estimate exceeds 90 % of the smallest GPU's memory, or an empty string otherwise."""
+    # Models of unknown size are ignored.
     shapes = {name: shape for name, model in config.models.items() if (shape := shape_of(model))}
     if "model" not in shapes:
         return ""
