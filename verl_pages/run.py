@@ -55,9 +55,9 @@ SECTIONS = {
 }
 
 
-def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYTES) -> list[str]:
+def write_page(folders: Sequence[Path], out: Path) -> list[str]:
     """Write the page of the runs in ``folders`` to ``out``; return one line for each problem with the folders."""
-    text, troubles = make_page(folders, max_bytes)
+    text, troubles = make_page(folders)
     replace_text(out, text)
     return troubles
 

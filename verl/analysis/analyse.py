@@ -100,7 +100,7 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
     tasks = [replace(task, settings=task.settings | {"tokens": True}) for task in job.tasks_of(target)]
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
-        generate_target(target.label, stores, job.config, job.session, job.display, job.tokenizers[target])
+        generate_target(job, target, target.label, stores)
         measured = _measure(job, stores, config)
         for task, store in stores.items():
             job.display.say(f"{task.label}: scoring and comparing the responses")

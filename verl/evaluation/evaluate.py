@@ -71,7 +71,7 @@ def _evaluate_target(
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
         try:
-            generate_target(title, stores, config, job.session, display, job.tokenizers[target])
+            generate_target(job, target, title, stores)
         except (WorkerError, ConfigError) as error:
             # The log belongs in <folder>/<run>/step_N, above the benchmark and temperature folders.
             display.fail(in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), target.label)

@@ -13,7 +13,8 @@ from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import SamplingConfig, SamplingFilters
 from verl.evaluation.store import SampleStore, StoredSample
-from verl.evaluation.tasks import EvaluationTask, engine_model
+from verl.evaluation.targets import Target
+from verl.evaluation.tasks import EvaluationTask, Job, engine_model
 from verl.rollout.agents.pool import AgentPool
 from verl.rollout.agents.sessions import AgentSetup, Sessions
 from verl.rollout.engines import engine_environment
@@ -35,19 +36,13 @@ STEPS_PER_CALL = 64
 """Number of engine steps per call, equivalent to one or two seconds of decoding with a real model."""
 
 
-def generate_target(
-    title: str,
-    stores: Mapping[EvaluationTask, SampleStore],
-    config: EvaluationConfig,
-    session: RaySession,
-    display: RunDisplay,
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def generate_target(job: Job, target: Target, title: str, stores: Mapping[EvaluationTask, SampleStore]) -> None:
     """Generate the missing samples of one model, if any.
 
     Raises:
         WorkerError: An engine failed to start, or died; the samples that it had already returned remain stored.
     """
+    config, session, display, tokenizer = job.config, job.session, job.display, job.tokenizers[target]
     missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
     if not missing:
         return
@@ -62,8 +57,7 @@ def generate_target(
     with ExitStack() as stack:
         setup: ConversationSetup | AgentSetup | None = None
         if turns.enable:
-            first = next(iter(missing))
-            target, log = first.target, first.folder.parents[1] / ENVIRONMENT_LOG
+            log = next(iter(missing)).folder.parents[1] / ENVIRONMENT_LOG
             shared = (model.max_response_length, tokenizer, with_tools(target.chat_arguments, turns), model.stop)
             if turns.agent.enabled:
                 agents = stack.enter_context(AgentPool(turns, session.busy_cores, log))
