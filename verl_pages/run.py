@@ -218,15 +218,11 @@ def _pack_panels(
         ]
         held.append(ascii_json(curves))
         index.append(
-            {
-                "section": panel.section,
+            vars(panel)
+            | {
                 "title": printable(panel.title),
                 "series": [printable(label) for _, label in panel.series],
                 "names": [printable(name) for name, _ in panel.series],
-                "percent": panel.percent,
-                "layer": panel.layer,
-                "log": panel.log,
-                "named": panel.named,
                 "about": printable(panel.about),
                 "nonfinite": sum(
                     int(np.isnan(run.metrics[name].values).sum())
