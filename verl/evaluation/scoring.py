@@ -105,8 +105,8 @@ def _verdicts(
         waiting = [key for key in keys if key not in verdicts or verdicts[key].response != digests[key]]
         for batch in score_batches(task, samples, waiting, verifiers):
             for key, score in batch.items():
-                facts = (score.correct, score.answer, reason_code(score), dict(score.extras))
-                verdicts[key] = StoredVerdict(*key, digests[key], *facts)
+                extras, reason = dict(score.extras), reason_code(score)
+                verdicts[key] = StoredVerdict(*key, digests[key], score.correct, score.answer, reason, extras)
             file.write([verdicts[key] for key in batch])
     return verdicts
 

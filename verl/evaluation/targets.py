@@ -124,10 +124,9 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay)
     if not ((root / POINTER).is_file() or any(root.glob("global_step_*"))):
         require_model(f"{option}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
-        return [replace(_prompting(entry, {}), run=name, path=_full_path(path))], name
+        return [_target(entry, name, 0, _full_path(path))], name
     own_name = _as_name(_run_text(root, "trainer", "experiment_name") or root.resolve().name)
     inherited = _inherited(root, entry)
-    prompting = replace(_prompting(entry, inherited), folder=str(root.resolve()))
     if shown := [f"{name}={value!r}" for name, value in inherited.items() if value not in ({}, [])]:
         display.say(
             f"{alias or own_name}: {', '.join(shown)}, as in {root / RUN_CONFIG}; temperatures, top_p and n_sampling "
@@ -138,7 +137,8 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay)
         with display.recorded():
             number, model = _find_step(root, step, option, entry.base)
             models.setdefault(number, model)
-    targets = [replace(prompting, run=alias or own_name, step=step, path=model) for step, model in models.items()]
+    entry, folder = replace(entry, **inherited), str(root.resolve())
+    targets = [_target(entry, alias or own_name, step, model, folder) for step, model in models.items()]
     return targets, _as_name(f"{own_name}_{root.resolve().name}")
 
 
@@ -159,12 +159,11 @@ def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
     return found
 
 
-def _prompting(entry: TargetConfig, inherited: Mapping[str, Any]) -> Target:
-    """Return a target without a model, prompted as ``entry`` says, or else as ``inherited``, or else by default."""
-    values = {name: default for name, (_, default) in PROMPTING.items()} | dict(inherited)
-    values |= {name: value for name in PROMPTING if (value := getattr(entry, name)) is not None}
-    template, arguments, length, stop, stop_token_ids = values.values()
-    return Target("", 0, "", template, length, arguments, tuple(stop), tuple(stop_token_ids))
+def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = "") -> Target:
+    """Return the model as a target that is prompted as ``entry`` says, or else by default."""
+    values = (default if (value := getattr(entry, name)) is None else value for name, (_, default) in PROMPTING.items())
+    template, arguments, length, stop, stop_token_ids = values
+    return Target(run, step, model, template, length, arguments, tuple(stop), tuple(stop_token_ids), folder)
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:

@@ -64,7 +64,8 @@ def activations_of(shape: PretrainedConfig, tokens: float, model: ModelConfig) -
     # Given a padding mask, torch's attention repeats keys and values for every query head.
     keys = matrices_of(shape)["k_proj" if model.use_remove_padding else "q_proj"][1]
     layer: float = scale * (20 * d + 8 * shape.intermediate_size + 4 * keys)
-    return tokens * (2 * scale * d * layers + layer if model.gradient_checkpointing else layer * layers) / GB
+    saved: float = 2 * scale * d * layers + layer if model.gradient_checkpointing else layer * layers
+    return tokens * saved / GB
 
 
 def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: bool) -> Parts:
