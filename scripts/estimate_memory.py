@@ -15,7 +15,7 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
-from verl.run.memory import GB, Shape, estimate, fix_of, peak_of
+from verl.run.memory import GB, estimate, parameters_of, peak_of
 
 
 def main(argv: list[str]) -> None:
@@ -26,23 +26,14 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
-        model = config.model
-        policy, critic, reward_model, teacher = (
-            Shape.of(ModelInfo.of(held).text_config) if used else None
-            for held, used in (
-                (model, True),
-                (config.critic.model, config.uses_critic),
-                (config.reward_model.model, config.uses_reward_model),
-                (config.teacher.model, config.teacher.loads_model),
-            )
-        )
-        assert policy is not None
+        shapes = {name: ModelInfo.of(model).text_config for name, model in config.models.items()}
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    phases = estimate(config, options.gpu_gb, policy, critic, reward_model, teacher)
+    phases = estimate(config, options.gpu_gb, shapes)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
-    title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {model.path}, "
-    table = Table("", *phases, title=title + f"{policy.parameters / GB:.2f} billion parameters", title_justify="left")
+    size = f"{parameters_of(shapes['model'])[0] / GB:.2f} billion parameters"
+    title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {config.model.path}, {size}"
+    table = Table("", *phases, title=title, title_justify="left")
     for name in names:
         table.add_row(name, *(f"{parts[name]:.1f}" if name in parts else "" for parts in phases.values()))
     table.add_row("total", *(f"{sum(parts.values()):.1f}" for parts in phases.values()))
@@ -50,8 +41,8 @@ def main(argv: list[str]) -> None:
     console.print(table)
     if phases["generate"]["KV cache"] <= 0:
         sys.exit("error: no room for the KV cache; set rollout.gpu_memory_utilization higher")
-    worst, total = peak_of(phases)
-    verdict = "fits" if total <= options.gpu_gb else f"does not fit; {fix_of(worst)}"
+    worst, total, fix = peak_of(phases)
+    verdict = "fits" if total <= options.gpu_gb else f"does not fit; {fix}"
     console.print(f"{worst}: {total:.1f} GB; {verdict}", highlight=False)
 
 

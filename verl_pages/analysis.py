@@ -22,14 +22,7 @@ COEFFICIENTS = {
 def build_page(
     title: str, lines: Sequence[str], folder: Path, figures: Sequence[tuple[str, str]], table: pd.DataFrame
 ) -> str:
-    """Return the page's HTML.
-
-    Args:
-        lines: Sentences to show below the title.
-        folder: Folder that contains the figures' SVG files.
-        figures: File name and caption of each figure.
-        table: Table of correlations.
-    """
+    """Return the HTML of text, ``figures`` (names of SVG files in ``folder``, with captions) and correlations."""
     pictures = [(n, text, base64.b64encode((folder / f"{n}.svg").read_bytes()).decode()) for n, text in figures]
     return render(
         "analysis.html",

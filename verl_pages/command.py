@@ -32,11 +32,14 @@ def main() -> None:
         raise SystemExit(f"error: --serve is gone: open RUN/{PAGE}, which follows a run that trains (docs/report.md)")
     if arguments.background:
         stay_in_background()
-    with limited_memory():
-        if arguments.list:
-            list_runs(arguments.runs)
-        else:
-            write(arguments.runs, arguments.out)
+    try:
+        with limited_memory():
+            if arguments.list:
+                print_runs(arguments.runs)
+            else:
+                write(arguments.runs, arguments.out)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def write(folders: list[Path], out: Path | None) -> None:
@@ -45,22 +48,12 @@ def write(folders: list[Path], out: Path | None) -> None:
     try:
         for line in write_page(folders, out):
             print(f"warning: {visible(line)}", file=sys.stderr)
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
     except OSError as error:
         line = storage_line(error, out) or f"{out}: cannot be written ({error.strerror})"
         raise SystemExit(f"error: {line}") from None
     except MemoryError:
         raise SystemExit(f"error: the page needs more than {MEMORY_BYTES >> 30} GiB; name fewer runs") from None
     print(f"page: {out}")
-
-
-def list_runs(folders: list[Path]) -> None:
-    """Print a table of the runs in these folders, the last started first."""
-    try:
-        print_runs(folders)
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
 
 
 @contextmanager
@@ -89,12 +82,8 @@ def stay_in_background() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="verl-report", description="Make a page of training runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of runs")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=f"the page; default: {PAGE} in RUN, or here where several are named",
-    )
+    help_out = f"the page; default: {PAGE} in RUN, or here where several are named"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=help_out)
     parser.add_argument("--list", action="store_true", help="print a table of the runs instead, the newest first")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     # Training runs use this option to write their page without slowing down training.

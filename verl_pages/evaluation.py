@@ -32,12 +32,9 @@ def build_page(
     """Return the page's HTML, with all evaluated text encoded as ASCII.
 
     Args:
-        title: Page title.
         index: Data for ``evaluation.js``, except the responses.
-        prompts: Problems with their responses, in list order.
         metrics: Names of the response metrics, except the length.
         verdicts: Verdict names, keyed by one-character code.
-        max_bytes: Maximum size of the page.
     """
     figures = ["num_tokens", *metrics]
     samples = {

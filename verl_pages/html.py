@@ -51,16 +51,15 @@ def render(
 
     Args:
         template: File in ``assets/`` that extends ``page.html``.
-        title: Page title.
-        styles: Names of the style sheets.
         scripts: Names of the scripts, which share one scope, or empty for a page without scripts.
         index: Data that the scripts read immediately.
         chunks: Data that the scripts decompress on demand, as returned by :func:`pack`.
         connect: Source in the content security policy to which scripts may connect.
         formulas: Whether to include KaTeX.
-        values: Additional template variables.
     """
-    style = _read(styles, "css") + (_katex_style() if formulas else "")
+    style = _read(styles, "css")
+    if formulas:  # without the fonts' addresses, since text.js loads the fonts from the page itself
+        style += re.sub(r"@font-face\{[^}]*\}", "", (KATEX / "katex.min.css").read_text("utf-8"))
     script = '"use strict";\n(() => {\n' + _read(scripts, "js") + "\n})();\n" if scripts else ""
     if formulas:
         script = f"/* KaTeX. {' '.join((KATEX / 'LICENSE').read_text('utf-8').split())} */\n" + (
@@ -90,11 +89,6 @@ def pack(text: str) -> str:
 def has_formulas(texts: Iterable[str]) -> bool:
     """Return whether a page with these texts needs KaTeX."""
     return any(FORMULA.search(text) for text in texts)
-
-
-def _katex_style() -> str:
-    """Return KaTeX's style sheet without font URLs, since ``text.js`` loads the fonts from the page itself."""
-    return re.sub(r"@font-face\{[^}]*\}", "", (KATEX / "katex.min.css").read_text("utf-8"))
 
 
 def _katex_fonts() -> list[tuple[str, str, str, Markup]]:

@@ -12,11 +12,7 @@ HEADER = ("started", "experiment", "steps", "score", "validation pass@1", "folde
 
 
 def print_runs(folders: Sequence[Path]) -> None:
-    """Print a table of the runs in these folders, the last started first.
-
-    Raises:
-        ConfigError: A folder neither is nor contains a run folder.
-    """
+    """Print a table of the runs in these folders, the last started first."""
     paths = [run for folder in folders for run in runs_in(folder)]
     runs = sorted((read_run(path, str(path)) for path in paths), key=_started, reverse=True)
     rows = [HEADER, *(tuple(map(printable, _cells(run))) for run in runs)]

@@ -55,24 +55,15 @@ SECTIONS = {
 }
 
 
-def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYTES) -> list[str]:
-    """Write the page of the runs in ``folders`` to ``out``; return one line for each problem found while reading them.
-
-    Raises:
-        ConfigError: A folder is not a run folder.
-        OSError: ``out`` cannot be written.
-    """
-    text, troubles = make_page(folders, max_bytes)
+def write_page(folders: Sequence[Path], out: Path) -> list[str]:
+    """Write the page of the runs in ``folders`` to ``out``; return one line for each problem with the folders."""
+    text, troubles = make_page(folders)
     replace_text(out, text)
     return troubles
 
 
 def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple[str, list[str]]:
-    """Return the page's HTML, and one line for each problem found while reading the folders.
-
-    Raises:
-        ConfigError: A folder is not a run folder.
-    """
+    """Return the page's HTML, and one line for each problem found while reading the folders."""
     runs = read_runs(folders)
     text = build_page(runs, max_bytes)
     return text, [f"{run.path}/{line}" for run in runs for line in run.troubles]
@@ -227,15 +218,11 @@ def _pack_panels(
         ]
         held.append(ascii_json(curves))
         index.append(
-            {
-                "section": panel.section,
+            vars(panel)
+            | {
                 "title": printable(panel.title),
                 "series": [printable(label) for _, label in panel.series],
                 "names": [printable(name) for name, _ in panel.series],
-                "percent": panel.percent,
-                "layer": panel.layer,
-                "log": panel.log,
-                "named": panel.named,
                 "about": printable(panel.about),
                 "nonfinite": sum(
                     int(np.isnan(run.metrics[name].values).sum())

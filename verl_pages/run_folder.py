@@ -17,9 +17,9 @@ import numpy.typing as npt
 from verl.config.errors import ConfigError
 from verl.config.run_file import RUN_CONFIG, read_run_config
 
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
-START = "start.json"
+METRICS, START, SUMMARY = "metrics.jsonl", "start.json", "summary.json"
+"""Files of a run: one JSON object per step; how, when and where it was last started; its results, written last."""
+
 SAMPLES = "samples"
 """Folder with one Parquet file of samples for each saved training step or validation."""
 

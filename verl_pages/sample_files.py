@@ -232,7 +232,7 @@ def _row(values: Row) -> Row:
     return {
         **{name: value for name, value in values.items() if name.startswith(METRIC_PREFIX) or name in FIGURES},
         **{name: values.get(name) or "" for name in TEXTS},
-        "response": _conversation(values.get("conversation")) or values.get("response") or "",
+        "response": spoken(values.get("conversation") or "") or values.get("response") or "",
         "uid": values["uid"] or 0,
         "verdict": "c" if values["correct"] else "w",
         "truncated": bool(values.get("truncated")),
@@ -244,21 +244,14 @@ def _row(values: Row) -> Row:
     }
 
 
-def _conversation(text: str | None) -> str:
-    """Apply :func:`spoken` to JSON text; return an empty string if it is damaged."""
-    try:
-        return spoken(json.loads(text or "[]"))
-    except (ValueError, RecursionError):
-        return ""
-
-
 def spoken(said: Any) -> str:
-    """Format a conversation as text with the environment's parts framed, or return an empty string if malformed."""
+    """Format a conversation, or its JSON, as text with the environment's parts framed; return "" if malformed."""
     try:
+        parts = json.loads(said) if isinstance(said, str) else said
         return "".join(
-            part["text"] if part["by"] == "policy" else f"\n┌ environment\n{part['text']}\n└\n" for part in said
+            part["text"] if part["by"] == "policy" else f"\n┌ environment\n{part['text']}\n└\n" for part in parts
         )
-    except (TypeError, KeyError):
+    except (ValueError, RecursionError, TypeError, KeyError):
         return ""
 
 

@@ -187,7 +187,8 @@ def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any
         head, tail = _within(tokens, characters // 2), len(tokens) - _within(tokens[::-1], characters // 2)
     shown = [*tokens[:head], *tokens[tail:]]
     of_tokens: dict[str, Any] = {
-        "lengths": [_utf16_length(token) for token in shown],
+        # In UTF-16 code units, as in JavaScript.
+        "lengths": [len(token.encode("utf-16-le", "surrogatepass")) // 2 for token in shown],
         "head": head,
         "skipped": tail - head,
         "rows": row["prefix_rows"],
@@ -212,8 +213,3 @@ def _within(tokens: Sequence[str], limit: int) -> int:
 def _rounded(value: Any) -> float | None:
     """Round to five significant digits; return None for non-numbers."""
     return float(f"{value:.5g}") if isinstance(value, int | float) else None
-
-
-def _utf16_length(text: str) -> int:
-    """Return the length in UTF-16 code units, as in JavaScript."""
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2

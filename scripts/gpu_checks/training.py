@@ -28,7 +28,7 @@ from gpu_checks.common import (
 )
 from verl.checkpoint.folders import checkpoints
 from verl.config import PPOConfig, load_config
-from verl.run.memory import Shape, estimate
+from verl.run.memory import estimate
 
 AGREEMENT = 0.03
 """Largest mean distance between the log-probabilities of engine and trainer in any step, nats."""
@@ -247,8 +247,8 @@ def memory(context: Context, overrides: list[str], records: list[Record]) -> Rec
     """Peak of each phase, measured and estimated, in GB."""
     config = load_config(PPOConfig, "ppo_trainer", [item.replace(" ", "") for item in overrides])
     total = torch.cuda.get_device_properties(0).total_memory / GB if context.on_gpu else 80.0
-    shape = Shape.of(AutoConfig.from_pretrained(config.model.path))
-    phases = estimate(config, total, shape)
+    shape = AutoConfig.from_pretrained(config.model.path)
+    phases = estimate(config, total, {"model": shape})
     # CUDA's context is not among what torch allocates.
     sums = {name: sum(parts.values()) - parts["context"] for name, parts in phases.items()}
     names = [name for name in PHASES if any(f"perf/memory/{name}_gb" in record for record in records)]

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from tests.analysis.example_tables import analysis_config, tables
 from tests.chromium import value
 from tests.evaluation.example_results import HOSTILE
-from verl.analysis.drawing import NamedFigure, write_figures
+from verl.analysis.drawing import write_figures
 from verl.analysis.figures import scatter_figure
 from verl.analysis.publish import publish
-from verl.evaluation.display import EvaluationDisplay
+from verl.run.display import RunDisplay
 from verl.utils.portable import valid_unicode
 from verl_pages.analysis import build_page
 
@@ -30,7 +30,7 @@ def test_the_page_in_a_browser(chromium, tmp_path: Path):
     *_, correlations = tables(analysis_config())
     texts = [valid_unicode(text) for text in HOSTILE.values()]
     rows = [correlations.iloc[[0]].assign(run=text, benchmark=text, x=text, y=text) for text in texts]
-    figures = write_figures(tmp_path, iter([NamedFigure("a\"'<b>&", Figure(), texts[0])]))
+    figures = write_figures(tmp_path, iter([("a\"'<b>&", Figure(), texts[0])]))
     page = build_page(texts[0], texts, tmp_path, figures, pd.concat(rows))
     said = chromium(
         page,
@@ -57,19 +57,12 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     responses = responses.assign(**{"Effective Rank diff 2": [0.0] * 12 + [1.0] * 36})
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "old.svg").write_text("")
-    with EvaluationDisplay() as display:
+    with RunDisplay("", 0, {}) as display:
         display.errors.append("a@9: gone")
         publish(tmp_path, config, display, responses, prompts, courses)
     files = {path.name for path in tmp_path.iterdir()}
     expected = {
-        "index.html",
-        "analysis.xlsx",
-        "config.yaml",
-        "start.json",
-        "metrics.jsonl",
-        "summary.json",
-        "tensorboard",
-        "figures",
+        *"index.html analysis.xlsx config.yaml start.json metrics.jsonl summary.json tensorboard figures".split()
     }
     assert files == expected | {f"{name}.parquet" for name in ("responses", "prompts", "courses", "correlations")}
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -19,7 +19,6 @@ from verl.config.evaluation import EvaluationConfig
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.evaluation import evaluate as evaluate_module
 from verl.evaluation import generation
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.evaluate import run_evaluation
 from verl.evaluation.tasks import count_workers
 from verl.rewards.pool import VerifierPool
@@ -291,18 +290,6 @@ def test_a_folder_in_use_is_refused(engines, configure, tmp_path):
         with pytest.raises(ConfigError, match="another run is using this folder"):
             run_evaluation(configure())
     assert engines == []
-
-
-def test_lines_of_a_log_have_a_distance(monkeypatch, capsys):
-    now = 0.0
-    monkeypatch.setattr("verl.evaluation.display.time.monotonic", lambda: now)
-    display = EvaluationDisplay()
-    display.begin_model("run@0", 4)
-    for step in range(1, 5):
-        now += 8
-        display.step(step, {"problems": step, "tokens_per_s": 10.4, "seconds_left": 0.0})
-    lines = [f"sample {step}/4  problems {step}  tok/s 10  seconds left 0" for step in (2, 4)]
-    assert capsys.readouterr().out.splitlines() == lines  # the last one is always printed
 
 
 def test_workers_are_as_many_as_the_machine_has_in_whole_engines(monkeypatch):

@@ -15,13 +15,13 @@ from tests.fuzzing import DAMAGE, VALUES, damaged, error_of, fuzz, json_lines
 from verl.config.evaluation import EvaluationConfig
 from verl.config.run_file import read_run_config
 from verl.data.templates import render_prompt
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, write_result
 from verl.evaluation.scoring import StoredVerdict, verdict_settings
 from verl.evaluation.statistics import summarise
 from verl.evaluation.store import RecordFile, SampleStore, StoredSample
 from verl.evaluation.targets import newest_run, select_targets
 from verl.evaluation.tasks import load_problems
+from verl.run.display import RunDisplay
 
 TOKENIZER = make_tiny_tokenizer()
 ROW: dict[str, Any] = {"question": "1 + 1?", "answer": "2"}
@@ -117,7 +117,7 @@ def run_configs(folder: Path, damage: list):
     error_of(lambda: read_run_config(run / "config.yaml"), run / "config.yaml")
     assert newest_run(folder / "runs", "some/model") is None
     # The run has no model to evaluate, whatever its options say.
-    display = EvaluationDisplay()
+    display = RunDisplay("", 0, {})
     select_targets(changed(evaluation_of(folder), model={"path": str(run), "steps": [0, 2]}), display)
     assert all(len(line.splitlines()) == 1 for line in display.errors) and len(display.errors) >= 1
 

@@ -24,13 +24,13 @@ from tests.evaluation.example_results import (
     with_metrics,
 )
 from tests.evaluation.example_tasks import evaluation_config
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.publish import publish, write_results
 from verl.evaluation.report.tables import comparison_table, csv_text, markdown, overview_table, terminal_table
 from verl.evaluation.reranking import with_scores
 from verl.evaluation.results import ProblemResult, result_folder, row_labels, safe_name, write_result
 from verl.evaluation.statistics import summarise
 from verl.evaluation.targets import Target
+from verl.run.display import RunDisplay
 from verl.utils.portable import printable
 
 
@@ -214,7 +214,7 @@ def test_trackers_get_one_record_per_step_with_all_runs(tmp_path: Path, capsys):
         Target("b", 80, "hub/b", "chat", 64, folder=str(tmp_path / "gone")),
     ]
     config = evaluation_config("temperatures=[0,0.5]", "n_sampling=1", "top_p=0.9")
-    publish(tmp_path, results, config, EvaluationDisplay(), targets)
+    publish(tmp_path, results, config, RunDisplay("", 0, {}), targets)
     sampling = "greedy, temperature 0.5, top_p 0.9, n=1, at most 128 or 64 tokens, template abel or chat"
     output = capsys.readouterr().out
     assert f"Evaluation (percent): {sampling}" in " ".join(output.split())

@@ -56,9 +56,6 @@ def test_an_incomplete_last_line_is_dropped(cut: int, tmp_path: Path):
     assert [json.loads(line)["problem"] for line in path.read_text().split("\n")[:-1]] == [0, 1]
 
 
-SAMPLE = {"problem": 0, "sample": 1, "response": "", "num_tokens": 1, "truncated": False, "metrics": {}}
-
-
 @pytest.mark.parametrize(("line",), cases("evaluation/refusals.txt", "lines"))
 def test_a_damaged_line_in_the_middle_is_named(line: str, tmp_path: Path):
     path = fill(tmp_path, sample(0, 0), sample(0, 1), sample(1, 0))

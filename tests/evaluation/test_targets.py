@@ -9,8 +9,8 @@ import pytest
 
 from tests.evaluation.example_tasks import evaluation_config
 from verl.config.evaluation import TargetConfig
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.targets import PROMPTING, newest_run, select_targets
+from verl.run.display import RunDisplay
 
 MODEL = Path("actor", "huggingface")
 
@@ -45,11 +45,11 @@ def entry(path: Path | str | None, *steps: int, base: Path | str | None = None) 
     )
 
 
-class Selection(EvaluationDisplay):
+class Selection(RunDisplay):
     """What was selected, and what the user is told."""
 
     def __init__(self, model: TargetConfig | None, runs_dir: Path | str, runs: dict[str, TargetConfig]) -> None:
-        super().__init__()
+        super().__init__("", 0, {})
         self.said: list[str] = []
         config = evaluation_config(model=model or entry("unused/model"), runs=runs, runs_dir=str(runs_dir))
         self.targets, self.folder_name = select_targets(config, self)

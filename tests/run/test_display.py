@@ -3,7 +3,7 @@ from io import StringIO
 
 import pytest
 
-from verl.run.display import RunDisplay, share_rows
+from verl.run.display import RunDisplay, sampling_display, share_rows
 
 
 @pytest.fixture(autouse=True)
@@ -50,20 +50,26 @@ def test_first_step_and_slow_steps_show_phases(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_what_the_start_does_is_a_line_each(capsys: pytest.CaptureFixture[str]):
-    display = RunDisplay("run", 3, {})
-    for stage in ("starting Ray", "loading the model on 2 workers"):
-        display.stage(stage)
-    assert capsys.readouterr().out == "starting Ray\nloading the model on 2 workers\n"
+def test_lines_of_an_evaluation_have_a_distance(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr("verl.run.display.time.monotonic", lambda: now)
+    with sampling_display("evaluation", "samples") as display:
+        display.begin(0, description="run@0", total=4)
+        for step in range(1, 5):
+            now += 8
+            display.step(step, {"problems": step, "tokens_per_s": 10.4, "seconds_left": 0.0})
+    lines = [f"sample {step}/4  problems {step}  tok/s 10  seconds left 0" for step in (2, 4)]
+    assert capsys.readouterr().out.splitlines() == lines  # the last one is always printed
 
 
 def test_forced_colours_make_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     # As in notebooks and continuous integration, where every redrawn line would stay.
     monkeypatch.setenv("FORCE_COLOR", "1")
     with RunDisplay("run", 3, {}) as display:
-        display.stage("starting Ray")
+        for stage in ("starting Ray", "loading the model on 2 workers"):
+            display.stage(stage)
         display.step(1, {})
-    assert capsys.readouterr().out == "starting Ray\nstep 1/3  \n"
+    assert capsys.readouterr().out == "starting Ray\nloading the model on 2 workers\nstep 1/3  \n"
 
 
 def test_terminal_shows_a_spinner_until_the_bar(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,8 @@ import pytest
 
 from verl.checkpoint.attempts import Attempt, StaleAttempt
 from verl.config.trainer import SamplesConfig
-from verl.run.samples import SampleFile, SampleStore, drop_samples, sample_files, set_aside_samples, superfluous
+from verl.run.samples import SampleStore, drop_samples, set_aside_samples, superfluous
+from verl_pages.run_folder import SampleFile, sample_files
 
 EVERYTHING = SamplesConfig(freq=1, fraction=1.0, max_mb=1.0, tokens=False)
 

@@ -120,21 +120,12 @@ def of(path: str, status: int, body: Any) -> Reply:
     ("change", "line"),
     [
         (of("/v1/models", 401, {"error": "no key"}), 'ADDRESS/models answered 401: {"error": "no key"}'),
-        (
-            of("/v1/models", 200, {"data": [{"id": "a"}, {"id": "b"}]}),
-            "has the models a, b; set teacher...model to...",
-        ),
+        (of("/v1/models", 200, {"data": [{"id": "a"}, {"id": "b"}]}), "has the models a, b; set teacher...model to..."),
         (of("/v1/models", 200, [1]), "ADDRESS/models answered no list of models"),
         (of("/v1/models", 200, b"<html>hello</html>"), "ADDRESS/models answered no JSON: <html>hello</html>"),
         (of("/v1/models", 200, b" " * (2 << 20)), "ADDRESS/models answered more than 1048576 bytes"),
-        (
-            of("/tokenize", 200, {"tokens": [1]}),
-            "has another tokenizer than the policy: 'What is 12 * 34?' is [1] the...",
-        ),
-        (
-            of("/v1/completions", 200, {"choices": [{"text": "x"}]}),
-            "answered without the log-probabilities...",
-        ),
+        (of("/tokenize", 200, {"tokens": [1]}), "has another tokenizer than the policy: 'What is 12 * 34?' is [1] ..."),
+        (of("/v1/completions", 200, {"choices": [{"text": "x"}]}), "answered without the log-probabilities..."),
         (of("/v1/completions", 302, b""), "ADDRESS/completions answered 302: "),
     ],
 )
@@ -153,13 +144,10 @@ def test_key_appears_in_no_message(tiny_tokenizer, monkeypatch, key: str):
     assert "secret" not in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_server_without_tokenize_is_noted(tiny_tokenizer):
+def test_no_tokenize_is_noted_and_no_server_refused(tiny_tokenizer, refused):
     with Teacher(tiny_tokenizer, of("/tokenize", 404, {})).served() as address:
         server = TeacherServer(options(address), tiny_tokenizer, [])
     assert server.note.startswith("teacher.server.address: the tokenizers are not compared")
-
-
-def test_absent_server_is_refused(tiny_tokenizer, refused):
     with refused("teacher.server.address='http://127.0.0.1:9/v1': http://127.0.0.1:9/v1/models does not answer (...)"):
         TeacherServer(options("http://127.0.0.1:9/v1"), tiny_tokenizer, [])
 

@@ -129,26 +129,21 @@ def test_metrics_have_one_name():
 
 
 def test_runs_are_called_by_their_experiment_and_by_what_differs():
-    def run(folder: str, experiment: str, lr: str) -> RunFolder:
-        options = {"trainer.experiment_name": json.dumps(experiment), "actor.optim.lr": lr, "seed": "0"}
-        return RunFolder(Path(folder), folder, options=options)
+    def run(folder: str, experiment: str = "", **options: str) -> RunFolder:
+        known = {"trainer.experiment_name": json.dumps(experiment)} if experiment else {}
+        return RunFolder(Path(folder), folder, options=known | {"seed": "0"} | options)
 
-    runs = [run("2026-01-01", "grpo", "0.1"), run("2026-01-02", "grpo", "0.2"), run("2026-01-03", "ppo", "0.1")]
+    rates = [{"actor.optim.lr": lr} for lr in ("0.1", "0.2")]
+    runs = [run("2026-01-01", "grpo", **rates[0]), run("2026-01-02", "grpo", **rates[1])]
+    runs.append(run("2026-01-03", "ppo", **rates[0]))
     assert run_names(runs) == ["grpo, optim.lr=0.1", "grpo, optim.lr=0.2", "ppo"]
     assert differences(runs) == [["optim.lr=0.1"], ["optim.lr=0.2"], ["optim.lr=0.1"]]
     # Nothing but the folder differs, or nothing is known.
     assert run_names([runs[0], replace(runs[0], name="2026-01-02")]) == ["grpo 2026-01-01", "grpo 2026-01-02"]
     assert run_names([RunFolder(Path("a"), "a"), runs[2]]) == ["a", "ppo"]
-
-
-def test_rare_values_are_named_first():
-    """Of runs that differ in many options, each is known by what few others have."""
-
-    def run(name: str, **options: str) -> RunFolder:
-        return RunFolder(Path(name), name, options={"data.files": "a", "rollout.n": "8", "seed": "0"} | options)
-
-    runs = [run("a"), run("b", **{"rollout.n": "1"}), run("c", **{"data.files": "b"}), run("d", **{"data.files": "b"})]
-    assert differences(runs) == [
+    # Of runs that differ in many options, each is known by what few others have.
+    both = [("a", "8"), ("a", "1"), ("b", "8"), ("b", "8")]
+    assert differences([run("x", **{"data.files": files, "rollout.n": n}) for files, n in both]) == [
         ["data.files=a", "rollout.n=8"],
         ["rollout.n=1", "data.files=a"],
         ["data.files=b", "rollout.n=8"],

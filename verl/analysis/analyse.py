@@ -13,14 +13,13 @@ import pandas as pd
 
 from verl.analysis.measure import MeasureFile, measure_missing, measure_settings, measuring, prompts_of
 from verl.analysis.publish import publish
-from verl.analysis.sheets import check_pairs, prompt_row, response_row
+from verl.analysis.sheets import MODEL, check_pairs, prompt_row, response_row
 from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.data.prompts import PromptLayout
 from verl.evaluation.benchmarks import Problem, load_prompts
-from verl.evaluation.display import displayed
 from verl.evaluation.evaluate import in_one_line
 from verl.evaluation.generation import generate_target
 from verl.evaluation.scoring import score_batches
@@ -31,11 +30,12 @@ from verl.models.info import ModelInfo, resolve_layers
 from verl.rank.own_metrics import own_measures
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.run.tracking import SUMMARY
+from verl.run.display import sampling_display
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
 from verl.verifiers.verdict import Verdict
 from verl.workers.measurements import MeasuredPrompt
+from verl_pages.run_folder import SUMMARY
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 """Tables of responses, of prompts, and of metrics along responses."""
@@ -51,7 +51,7 @@ def run_analysis(config: AnalysisConfig) -> None:
     check_pairs(config)
     own_measures(config.calculator.own_metrics)  # fail before any engine starts
     use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
-    with displayed("analysis", "samples and measurements") as display:
+    with sampling_display("analysis", "samples and measurements") as display:
         files: dict[str, list[Problem]] = {}
         for path in config.analysis.prompt_files:
             with display.recorded():
@@ -100,7 +100,7 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
     tasks = [replace(task, settings=task.settings | {"tokens": True}) for task in job.tasks_of(target)]
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
-        generate_target(target.label, stores, job.config, job.session, job.display, job.tokenizers[target])
+        generate_target(job, target, target.label, stores)
         measured = _measure(job, stores, config)
         for task, store in stores.items():
             job.display.say(f"{task.label}: scoring and comparing the responses")
@@ -149,13 +149,8 @@ def _tables(
     responses, prompts, courses = [], [], []
     for i in store.answered:
         problem = task.problems[i]
-        place = {
-            "run": task.target.run,
-            "step": task.target.step,
-            "benchmark": task.benchmark,
-            "temperature": task.temperature,
-            "prompt_id": i,
-        }
+        names = (task.target.run, task.target.step, task.benchmark, task.temperature)
+        place = dict(zip(MODEL, names, strict=True)) | {"prompt_id": i}
         samples = [store.samples[i, j] for j in numbers]
         metrics, source = [], valid_unicode(problem.data_source)
         for j, sample in enumerate(samples):

@@ -41,13 +41,8 @@ VERDICTS = (
 )
 
 
-@dataclass(frozen=True)
-class NamedFigure:
-    """A figure with its file name and caption."""
-
-    name: str
-    figure: Figure
-    caption: str = ""
+NamedFigure = tuple[str, Figure, str]
+"""File name, figure and caption."""
 
 
 def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[str, str]]:
@@ -61,13 +56,13 @@ def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[st
             old.unlink()
     written = []
     with rc_context(fname=STYLE):
-        for drawn in figures:
-            FigureCanvasAgg(drawn.figure)
-            drawn.figure.savefig(folder / f"{drawn.name}.png")
+        for name, figure, caption in figures:
+            FigureCanvasAgg(figure)
+            figure.savefig(folder / f"{name}.png")
             # Reuse the layout for the second file, since computing it takes as long as drawing.
-            drawn.figure.set_layout_engine("none")
-            drawn.figure.savefig(folder / f"{drawn.name}.svg", metadata={"Date": None})
-            written.append((drawn.name, drawn.caption))
+            figure.set_layout_engine("none")
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            written.append((name, caption))
     return written
 
 

@@ -14,15 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from verl.analysis.drawing import (
-    VERDICTS,
-    NamedFigure,
-    VerdictStyle,
-    bottom_legend,
-    heading,
-    line_style,
-    panels,
-)
+from verl.analysis.drawing import VERDICTS, NamedFigure, VerdictStyle, bottom_legend, heading, line_style, panels
 from verl.analysis.sheets import MODEL, column, of_model
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.results import safe_name
@@ -61,23 +53,23 @@ def draw_figures(
             if wanted and pairs:
                 of_kind = table[table["of"] == kind] if len(table) else table
                 figure = scatter_figure(rows, pairs, of_model(of_kind, place), colour, title)
-                yield NamedFigure(f"scatter_{kind}s_{name}", figure, caption)
+                yield f"scatter_{kind}s_{name}", figure, caption
         metrics = [c for c in part.columns if c in _panel_columns(config) and part[c].nunique() > 1]
         caption = "Box: middle half and median; whiskers: 5th to 95th percentile of responses."
         if metrics:
-            yield NamedFigure(f"correctness_{name}", correctness_figure(part, metrics, title), caption)
+            yield f"correctness_{name}", correctness_figure(part, metrics, title), caption
         along = [c for c in courses.columns if c not in (*MODEL, "prompt_id", "rollout_id", "correctness", "tokens")]
         caption = (
             f"Mean over the responses that continue, while there are at least {MIN_ALIVE}; "
             "band: 95% interval over prompts."
         )
-        yield NamedFigure(f"along_{name}", course_figure(of_model(courses, place), along, title), caption)
+        yield f"along_{name}", course_figure(of_model(courses, place), along, title), caption
         if len(config.calculator.layers) > 1:
-            yield NamedFigure(f"layers_{name}", layer_figure(config, part, title), over_prompts.format("band"))
+            yield f"layers_{name}", layer_figure(config, part, title), over_prompts.format("band")
     if responses["step"].nunique() > 1:
         shown = {*_panel_columns(config), "correctness"}
         metrics = [c for c in responses.columns if c in shown and responses[c].nunique() > 1]
-        yield NamedFigure("checkpoints", checkpoint_figure(responses, metrics), over_prompts.format("bar"))
+        yield "checkpoints", checkpoint_figure(responses, metrics), over_prompts.format("bar")
 
 
 def _panel_columns(config: AnalysisConfig) -> list[str]:
@@ -98,7 +90,8 @@ def scatter_figure(
         axes = part.add_subplot(grid[1, 0])
         top, right = part.add_subplot(grid[0, 0], sharex=axes), part.add_subplot(grid[1, 1], sharey=axes)
         drawn = None
-        edges = [_edges(rows[name]) for name in (x, y)]
+        columns = [rows[name].to_numpy(dtype=np.float64) for name in (x, y)]
+        edges = [np.histogram_bin_edges(values[np.isfinite(values)], bins=24) for values in columns]
         # Draw the rarer verdict on top.
         verdicts = sorted(VERDICTS, key=lambda verdict: -int((points[colour] == verdict.correctness).sum()))
         for verdict in verdicts if by_verdict else ():
@@ -230,12 +223,6 @@ def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, edge
     if len(rows):
         top.hist(rows[x].dropna(), bins=edges[0], **style)
         right.hist(rows[y].dropna(), bins=edges[1], orientation="horizontal", **style)
-
-
-def _edges(values: pd.Series) -> Any:
-    """Return the bin edges shared by all histograms of a metric."""
-    found = values.to_numpy(dtype=np.float64)
-    return np.histogram_bin_edges(found[np.isfinite(found)], bins=24)
 
 
 def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:

@@ -114,11 +114,6 @@ def rouge_l(a: Items, b: Items) -> float:
     return 2 * LCSseq.similarity(a, b) / total if total else 0.0
 
 
-def levenshtein_similarity(a: Items, b: Items) -> float:
-    """Return 1 minus the edit distance divided by the longer length, or 1 for two empty sequences."""
-    return float(Levenshtein.normalized_similarity(a, b))
-
-
 def pairwise_similarity(tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, float]:
     """Return mean pairwise similarities of a prompt's responses, named as in the release; NaN for a single response."""
     stems = [words(text) for text in texts]
@@ -129,5 +124,5 @@ def pairwise_similarity(tokens: Sequence[Sequence[int]], texts: Sequence[str]) -
     for n in (1, 2):
         means[f"pairwise_rouge{n}_token"] = mean_over_pairs(tokens, lambda a, b, n=n: rouge_n(a, b, n))
         means[f"pairwise_rouge{n}_text"] = mean_over_pairs(stems, lambda a, b, n=n: rouge_n(a, b, n))
-    means["pairwise_textual_similarity"] = mean_over_pairs(tokens, levenshtein_similarity)
+    means["pairwise_textual_similarity"] = mean_over_pairs(tokens, Levenshtein.normalized_similarity)
     return means

@@ -23,8 +23,8 @@ from verl.analysis.sheets import (
     write_tables,
 )
 from verl.config.analysis import AnalysisConfig
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.publish import Figures, record
+from verl.run.display import RunDisplay
 from verl.utils.files import replace_text
 from verl_pages.analysis import build_page
 
@@ -38,7 +38,7 @@ MANY = 0.02
 def publish(
     folder: Path,
     config: AnalysisConfig,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     responses: pd.DataFrame,
     prompts: pd.DataFrame,
     courses: pd.DataFrame,
@@ -97,7 +97,7 @@ def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.D
         means = part.groupby("prompt_id")[response_columns(config)].mean().mean()
         of_prompts = of_model(prompts, (run, step, benchmark, temperature))[compared].mean()
         values = {name: float(v) for name, v in {**means, **of_prompts}.items() if math.isfinite(v)}
-        yield Figures(run, int(step), f" T={temperature:g}" if several else "", benchmark, values)
+        yield run, int(step), f" T={temperature:g}" if several else "", benchmark, values
 
 
 def correlate_all(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:

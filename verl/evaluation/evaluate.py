@@ -12,7 +12,6 @@ from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.display import displayed
 from verl.evaluation.generation import generate_target
 from verl.evaluation.report.publish import publish
 from verl.evaluation.reranking import Judge, load_reward_model, score_by_reward_model, with_scores
@@ -23,6 +22,7 @@ from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask, Job, prepare
 from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
+from verl.run.display import sampling_display
 from verl.utils.files import replace_text
 
 ENGINE_ERROR = "engine_error.log"
@@ -36,7 +36,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
         SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.
     """
     own_measures(config.calculator.own_metrics)  # fail before any engine starts
-    with displayed("evaluation", "samples") as display:
+    with sampling_display("evaluation", "samples") as display:
         job = prepare(config, "evaluation", display)
         if job is None:
             return
@@ -71,7 +71,7 @@ def _evaluate_target(
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
         try:
-            generate_target(title, stores, config, job.session, display, job.tokenizers[target])
+            generate_target(job, target, title, stores)
         except (WorkerError, ConfigError) as error:
             # The log belongs in <folder>/<run>/step_N, above the benchmark and temperature folders.
             display.fail(in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), target.label)

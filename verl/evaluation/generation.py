@@ -12,15 +12,22 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import SamplingConfig, SamplingFilters
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
-from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
+from verl.evaluation.targets import Target
+from verl.evaluation.tasks import EvaluationTask, Job, engine_model
 from verl.rollout.agents.pool import AgentPool
 from verl.rollout.agents.sessions import AgentSetup, Sessions
 from verl.rollout.engines import engine_environment
-from verl.rollout.environments.conversations import Conversations, ConversationSetup, policy_texts, session_parts
+from verl.rollout.environments.conversations import (
+    Conversations,
+    ConversationSetup,
+    policy_texts,
+    session_parts,
+    with_tools,
+)
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
+from verl.run.display import RunDisplay
 from verl.run.session import RaySession
 from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
@@ -29,19 +36,13 @@ STEPS_PER_CALL = 64
 """Number of engine steps per call, equivalent to one or two seconds of decoding with a real model."""
 
 
-def generate_target(
-    title: str,
-    stores: Mapping[EvaluationTask, SampleStore],
-    config: EvaluationConfig,
-    session: RaySession,
-    display: EvaluationDisplay,
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def generate_target(job: Job, target: Target, title: str, stores: Mapping[EvaluationTask, SampleStore]) -> None:
     """Generate the missing samples of one model, if any.
 
     Raises:
         WorkerError: An engine failed to start, or died; the samples that it had already returned remain stored.
     """
+    config, session, display, tokenizer = job.config, job.session, job.display, job.tokenizers[target]
     missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
     if not missing:
         return
@@ -51,14 +52,13 @@ def generate_target(
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
     num_problems = sum(len({problem for problem, _ in keys}) for keys in missing.values())
     display.say(f"{title}: {num_samples} samples of {num_problems} problems to generate")
-    display.begin_model(title, num_samples)
+    display.begin(0, description=title, total=num_samples)
     model, turns = engine_model(list(missing), config), config.rollout.multi_turn
     with ExitStack() as stack:
         setup: ConversationSetup | AgentSetup | None = None
         if turns.enable:
-            first = next(iter(missing))
-            target, log = first.target, first.folder.parents[1] / ENVIRONMENT_LOG
-            shared = (model.max_response_length, tokenizer, chat_arguments(target, turns), model.stop)
+            log = next(iter(missing)).folder.parents[1] / ENVIRONMENT_LOG
+            shared = (model.max_response_length, tokenizer, with_tools(target.chat_arguments, turns), model.stop)
             if turns.agent.enabled:
                 agents = stack.enter_context(AgentPool(turns, session.busy_cores, log))
                 longest = model.max_model_len - model.max_response_length
@@ -85,7 +85,7 @@ def generate_missing(
     config: EvaluationConfig,
     workers: WorkerGroup,
     tokenizer: PreTrainedTokenizerBase,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     conversations: ConversationSetup | AgentSetup | None = None,
 ) -> None:
     """Generate the missing samples of every problem and store each one as it arrives.
@@ -122,16 +122,8 @@ def generate_missing(
             left_of_problem[task, problem] -= 1
             done["problems"] += left_of_problem[task, problem] == 0
             ids = tokens[row].tolist() if task.settings.get("tokens", False) else []
-            sample = (
-                texts[row],
-                lengths[row],
-                bool(part.truncated[row]),
-                metrics[row],
-                ids,
-                said[row],
-                environments[row],
-            )
-            arrived[task].append(StoredSample(problem, i, *sample))
+            response = (texts[row], lengths[row], bool(part.truncated[row]), metrics[row])
+            arrived[task].append(StoredSample(problem, i, *response, ids, said[row], environments[row]))
         for task, new in arrived.items():
             stores[task].append(new)
         done.update(samples=len(part), tokens=sum(lengths))

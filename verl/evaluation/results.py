@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl.run.samples import METRIC_PREFIX
 from verl.utils.files import replace_text, replacing
 from verl.utils.portable import finite_or_null, valid_unicode
+from verl_pages.sample_files import METRIC_PREFIX
 
 RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
@@ -139,10 +139,10 @@ def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -
 
 def sample_table(result: TaskResult) -> pa.Table:
     """Return a table with one row per sample; a rank metric's column is null for samples without the metric."""
-    names = metric_names(result.problems)
-    further = dict.fromkeys(name for p in result.problems for sample in p.samples for name in sample.environment)
-    columns = [*(f"{ENVIRONMENT}{name}" for name in further), *(METRIC_PREFIX + name for name in names)]
-    schema = pa.schema([*SAMPLE_COLUMNS.items(), *((name, pa.float64()) for name in columns)])
+    samples = [sample for problem in result.problems for sample in problem.samples]
+    columns = [f"{ENVIRONMENT}{name}" for sample in samples for name in sample.environment]
+    columns += [f"{METRIC_PREFIX}{name}" for sample in samples for name in sample.metrics]
+    schema = pa.schema([*SAMPLE_COLUMNS.items(), *((name, pa.float64()) for name in dict.fromkeys(columns))])
     rows = [
         vars(sample)
         | {"problem": problem.index, "sample": i}
@@ -159,8 +159,3 @@ def sample_table(result: TaskResult) -> pa.Table:
 
 def _json_text(values: Any) -> str:
     return valid_unicode(json.dumps(values, ensure_ascii=False))
-
-
-def metric_names(problems: Iterable[ProblemResult]) -> list[str]:
-    """Return the names of the rank metrics, in order of first appearance."""
-    return list(dict.fromkeys(name for p in problems for sample in p.samples for name in sample.metrics))

@@ -73,31 +73,9 @@ def score_samples(
     Raises:
         ConfigError: :func:`score_batches` failed, or a line of the verdict file is damaged.
     """
-    if not scored:
-        return _result(task, samples, n, {})
-    keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
-    digests = {key: digest_of(samples[key].response) for key in keys}
-    settings = verdict_settings(task.problems, verifiers.config)
-    with RecordFile(task.folder / VERDICTS_FILE, StoredVerdict, settings) as file:
-        verdicts = {(v.problem, v.sample): v for v in file.records}
-        waiting = [key for key in keys if key not in verdicts or verdicts[key].response != digests[key]]
-        for batch in score_batches(task, samples, waiting, verifiers):
-            for key, score in batch.items():
-                correct, extras, reason = score.correct, dict(score.extras), reason_code(score)
-                verdicts[key] = StoredVerdict(*key, digests[key], correct, score.answer, reason, extras)
-            file.write([verdicts[key] for key in batch])
-    return _result(task, samples, n, verdicts)
+    verdicts = _verdicts(task, samples, n, verifiers) if scored else {}
 
-
-def _result(
-    task: EvaluationTask,
-    samples: Mapping[SampleKey, StoredSample],
-    n: int,
-    verdicts: Mapping[SampleKey, StoredVerdict],
-) -> TaskResult:
-    """Return the samples with their verdicts; samples without one are judged by the environment's rewards."""
-
-    def scored(key: SampleKey) -> ScoredSample:
+    def scored_sample(key: SampleKey) -> ScoredSample:
         if key[0] in task.unanswered:
             return NOT_GENERATED
         s, v = samples[key], verdicts.get(key)
@@ -109,10 +87,28 @@ def _result(
 
     answers = [shown_truth(json.dumps(problem.answer)) for problem in task.problems]
     results = [
-        ProblemResult(problem.index, problem.question, answers[i], [scored((i, j)) for j in range(n)])
+        ProblemResult(problem.index, problem.question, answers[i], [scored_sample((i, j)) for j in range(n)])
         for i, problem in enumerate(task.problems)
     ]
     return TaskResult(task.target.run, task.target.step, task.benchmark, task.temperature, results)
+
+
+def _verdicts(
+    task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
+) -> dict[SampleKey, StoredVerdict]:
+    """Return the verdicts on all samples, and store those that are new."""
+    keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
+    digests = {key: digest_of(samples[key].response) for key in keys}
+    settings = verdict_settings(task.problems, verifiers.config)
+    with RecordFile(task.folder / VERDICTS_FILE, StoredVerdict, settings) as file:
+        verdicts = {(v.problem, v.sample): v for v in file.records}
+        waiting = [key for key in keys if key not in verdicts or verdicts[key].response != digests[key]]
+        for batch in score_batches(task, samples, waiting, verifiers):
+            for key, score in batch.items():
+                extras, reason = dict(score.extras), reason_code(score)
+                verdicts[key] = StoredVerdict(*key, digests[key], score.correct, score.answer, reason, extras)
+            file.write([verdicts[key] for key in batch])
+    return verdicts
 
 
 def score_batches(

@@ -8,7 +8,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -144,21 +144,19 @@ def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int
     for label in labels if averaged else ():
         keys = [(name, label) for name in averaged]
         rows[AVERAGE, label] = _average_counts([rows[key] for key in keys]) | estimates(keys)
-    return Summary(_table(rows), labels, benchmarks, averaged)
-
-
-def _table(rows: Mapping[Key, Mapping[str, Any]]) -> pd.DataFrame:
-    """Build a table of ``rows`` with its columns in the order of ``results.csv``."""
     table = pd.DataFrame(list(rows.values()), index=pd.MultiIndex.from_tuples(rows, names=["benchmark", "run"]))
-    ks = sorted(int(column.removeprefix("pass@")) for column in table if re.fullmatch(r"pass@\d+", column))
-    names = [f"{name}@{k}" for name in FIGURES if f"{name}@1" in table for k in ks]
-    columns = ["baseline", *NUMBERS, *(f"{name}{end}" for name in names for end in ENDS)]
+    return _ordered(Summary(table, labels, benchmarks, averaged)) if rows else Summary(table, [], [], [])
+
+
+def _ordered(summary: Summary) -> Summary:
+    """Put the columns of the table into the order of ``results.csv``."""
+    ks, reasons = sorted(summary.ks), {f"reason_{reason}": 0 for reason in summary.reasons}
+    columns = ["baseline", *NUMBERS, *(f"{name}@{k}{end}" for name in summary.figures for k in ks for end in ENDS)]
     columns += [f"difference@{k}{end}" for k in ks for end in (*ENDS, "_outside_noise")]
-    reasons = {f"reason_{reason}": 0 for reason in REASONS if f"reason_{reason}" in table}
-    metrics = [column for column in table if column.endswith(tuple(f"/{group}" for group in GROUPS))]
-    conversations = [column for column in table if column.startswith(ENVIRONMENT)]
-    table = table.reindex(columns=[*columns, *RATES, *conversations, *reasons, *metrics] if rows else [])
-    return table.fillna(reasons).astype(dict.fromkeys([*NUMBERS, *reasons] if rows else (), int))
+    columns += [*RATES, *(column for column in summary.table if column.startswith(ENVIRONMENT)), *reasons]
+    columns += [f"{name}/{group}" for name in summary.metrics for group in GROUPS]
+    table = summary.table.reindex(columns=columns).fillna(reasons).astype(dict.fromkeys([*NUMBERS, *reasons], int))
+    return replace(summary, table=table)
 
 
 def problem_figures(result: TaskResult) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.load import parse_values
 from verl.config.paths import find_model, find_path
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
-from verl.evaluation.display import EvaluationDisplay
+from verl.run.display import RunDisplay
 from verl.run.run_config import require_model
 
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")
@@ -61,7 +61,7 @@ class Target:
         return replace(other, run=self.run, step=self.step) == self and self.chat_arguments == other.chat_arguments
 
 
-def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
+def select_targets(config: EvaluationConfig, display: RunDisplay) -> tuple[list[Target], str]:
     """Return the models that ``config`` names, ordered by run and then by step, and a name for their result folder.
 
     Missing models are reported as errors on ``display``.
@@ -91,7 +91,7 @@ def newest_run(runs_dir: Path, base: str | None) -> Path | None:
     return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
 
 
-def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDisplay) -> str:
+def _newest_or_base(runs_dir: str, entry: TargetConfig, display: RunDisplay) -> str:
     run = newest_run(Path(runs_dir), entry.base and find_model(entry.base))
     if entry.base is None:
         fix = "holds no training run with a checkpoint; name a run or a model"
@@ -106,7 +106,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDispl
     return entry.base if run is None else str(run)
 
 
-def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
+def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay) -> tuple[list[Target], str]:
     """Return the models of one config entry and a folder name; missing steps are reported as errors on ``display``.
 
     Raises:
@@ -124,10 +124,9 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
     if not ((root / POINTER).is_file() or any(root.glob("global_step_*"))):
         require_model(f"{option}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
-        return [replace(_prompting(entry, {}), run=name, path=_full_path(path))], name
+        return [_target(entry, name, 0, _full_path(path))], name
     own_name = _as_name(_run_text(root, "trainer", "experiment_name") or root.resolve().name)
     inherited = _inherited(root, entry)
-    prompting = replace(_prompting(entry, inherited), folder=str(root.resolve()))
     if shown := [f"{name}={value!r}" for name, value in inherited.items() if value not in ({}, [])]:
         display.say(
             f"{alias or own_name}: {', '.join(shown)}, as in {root / RUN_CONFIG}; temperatures, top_p and n_sampling "
@@ -138,7 +137,8 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
         with display.recorded():
             number, model = _find_step(root, step, option, entry.base)
             models.setdefault(number, model)
-    targets = [replace(prompting, run=alias or own_name, step=step, path=model) for step, model in models.items()]
+    entry, folder = replace(entry, **inherited), str(root.resolve())
+    targets = [_target(entry, alias or own_name, step, model, folder) for step, model in models.items()]
     return targets, _as_name(f"{own_name}_{root.resolve().name}")
 
 
@@ -159,12 +159,11 @@ def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
     return found
 
 
-def _prompting(entry: TargetConfig, inherited: Mapping[str, Any]) -> Target:
-    """Return a target without a model, prompted as ``entry`` says, or else as ``inherited``, or else by default."""
-    values = {name: default for name, (_, default) in PROMPTING.items()} | dict(inherited)
-    values |= {name: value for name in PROMPTING if (value := getattr(entry, name)) is not None}
-    template, arguments, length, stop, stop_token_ids = values.values()
-    return Target("", 0, "", template, length, arguments, tuple(stop), tuple(stop_token_ids))
+def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = "") -> Target:
+    """Return the model as a target that is prompted as ``entry`` says, or else by default."""
+    values = (default if (value := getattr(entry, name)) is None else value for name, (_, default) in PROMPTING.items())
+    template, arguments, length, stop, stop_token_ids = values
+    return Target(run, step, model, template, length, arguments, tuple(stop), tuple(stop_token_ids), folder)
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:

@@ -32,7 +32,6 @@ from verl.data.templates import (
     template_stops,
 )
 from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark, load_prompts
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target, select_targets
@@ -44,6 +43,7 @@ from verl.rollout.engines import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.environments.pool import beginning
 from verl.rollout.requests import EngineModel, resolve_dtype
+from verl.run.display import RunDisplay
 from verl.run.session import RaySession
 from verl.run.tracker_backends import check_trackers
 from verl.utils.sandbox import require_sandbox
@@ -78,7 +78,6 @@ class EvaluationTask:
         return f"{self.target.label} on {self.benchmark}"
 
     def open_store(self) -> SampleStore:
-        """Open the task's sample store; raises the same ``ConfigError`` as :class:`SampleStore`."""
         return SampleStore(self.folder, self.settings, self.prompts, self.unanswered)
 
 
@@ -88,7 +87,7 @@ class Job:
 
     config: EvaluationConfig
     """Config that defines how responses are sampled."""
-    display: EvaluationDisplay
+    display: RunDisplay
     folder: Path
     """Output folder for the results."""
     session: RaySession
@@ -157,7 +156,7 @@ class Job:
 def prepare(
     config: EvaluationConfig,
     kind: str,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     more_benchmarks: Mapping[str, list[Problem]] | None = None,
 ) -> Job | None:
     """Load and validate all inputs before engines start; return None if nothing is left to do.
@@ -177,7 +176,8 @@ def prepare(
     for name in config.benchmarks:
         with display.recorded():
             benchmarks[name] = load_problems(name, config)
-    display.missing_benchmarks += [name for name in config.benchmarks if name not in benchmarks]
+    if missing := [name for name in config.benchmarks if name not in benchmarks]:
+        display.say(f"without {', '.join(missing)}; docs/evaluation.md says where benchmarks come from")
     benchmarks |= more_benchmarks or {}
     if not config.names_prompts:
         with display.recorded():
@@ -230,10 +230,7 @@ def has_environment(config: EvaluationConfig) -> bool:
 
 
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
-    """Return the first ``data.max_problems`` problems of a benchmark.
-
-    Raises the same ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
-    """
+    """Return the first ``data.max_problems`` problems of a benchmark."""
     data = config.data
     if name in data.generated:
         problems = load_prompts(GENERATOR + name, data.limit, PromptLayout(generated=data.generated), config.scored)
@@ -357,11 +354,6 @@ def _settings(
     return settings
 
 
-def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
-    """Return the target's chat template arguments, plus the tool schemas if the policy calls tools."""
-    return with_tools(target.chat_arguments, options)
-
-
 def _prompt(
     problem: Problem,
     target: Target,
@@ -370,7 +362,7 @@ def _prompt(
     options: MultiTurnConfig,
 ) -> list[int]:
     try:
-        arguments = chat_arguments(target, options)
+        arguments = with_tools(target.chat_arguments, options)
         if problem.messages and target.template != "chat":
             raise ConfigError(f"has several messages, which template={target.template!r} does not take; set chat")
         if problem.messages:
@@ -381,10 +373,7 @@ def _prompt(
 
 
 def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
-    """Return the benchmark's standard few-shot examples; most benchmarks have none.
-
-    If the template asks for programs, the examples are programs.
-    """
+    """Return the benchmark's standard few-shot examples, if any, as programs if the template asks for programs."""
     known = BENCHMARKS.get(benchmark)
     name = find_template(template).python or (known.demonstrations if known is not None else None)
     return list(DEMONSTRATIONS[name]) if name else []

@@ -1,9 +1,12 @@
-"""Prints a run's progress, as a live bar on a terminal or one line per step elsewhere, and its final tables."""
+"""Prints a run's progress, as a live bar on a terminal or in lines elsewhere, its errors and its final tables."""
 
 import os
+import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -11,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from verl.config.errors import visible
+from verl.config.errors import ConfigError, visible
+from verl.run.exit_codes import INTERRUPTED
 
 MAX_SHOWN, MAX_FACT = 2000, 200
 """Maximum number of characters shown of a prompt or response, and of a fact about it."""
@@ -31,23 +35,36 @@ SLOW_STEP_S = 60.0
 Columns = Mapping[str, tuple[str, str]]
 """Metrics shown in a progress bar: header -> (metric name, format)."""
 
+SAMPLING = {
+    "problems": ("problems", ".0f"),
+    "tok/s": ("tokens_per_s", ".0f"),
+    "seconds left": ("seconds_left", ".0f"),
+}
+"""Metrics shown while an evaluation or analysis samples."""
+
+SAMPLING_LINES_S = 15.0
+"""Seconds between the lines of an evaluation where lines cannot be redrawn."""
+
 
 class RunDisplay:
-    """A progress bar over training steps with the latest metrics below it; use it as a context manager.
+    """A progress bar over steps with the latest metrics below it; use it as a context manager.
 
     Args:
         title: Name of the run to show.
         total_steps: Number of steps for a full bar.
         unit: Name of a step.
+        line_s: Minimum number of seconds between the lines of steps where lines cannot be redrawn.
     """
 
-    def __init__(self, title: str, total_steps: int, columns: Columns, unit: str = "step") -> None:
+    def __init__(self, title: str, total_steps: int, columns: Columns, unit: str = "step", line_s: float = 0.0) -> None:
         self.console = Console()
         self._columns = columns
         self._shown: dict[str, float] = {}
-        self._total, self._unit = total_steps, unit
-        self._last_step, self._announced = 0, ""
+        self._unit, self._line_s = unit, line_s
+        self._last_step, self._last_line, self._announced = 0, 0.0, ""
         self._ended: float | None = None
+        self.errors: list[str] = []
+        """A line for each part of the run that failed, such as a model or a benchmark."""
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -66,12 +83,15 @@ class RunDisplay:
         )
         self._live = Live(Group(self._progress, self._figures), console=self.console) if redraws else None
 
-    def begin(self, step: int) -> None:
-        """Begin an attempt that continues after ``step``, and hide the metrics of earlier attempts."""
+    def begin(self, step: int, **bar: Any) -> None:
+        """Begin a bar that continues after ``step``, with a new ``description`` or ``total`` if given.
+
+        The metrics of earlier attempts are hidden.
+        """
         self._shown.clear()
         self._figures.plain = ""
-        self._progress.reset(self._task, completed=step)
-        self._last_step, self._ended = step, None
+        self._progress.reset(self._task, completed=step, **bar)
+        self._last_step, self._last_line, self._ended = step, time.monotonic(), None
 
     def stage(self, text: str) -> None:
         """Show the current stage of the startup, next to a spinner on a terminal or else on a line of its own."""
@@ -121,10 +141,27 @@ class RunDisplay:
         figures = "  ".join([*parts, note] if note else parts)
         self._progress.update(self._task, completed=step)
         self._figures.plain = figures
+        now, total = time.monotonic(), self._progress.tasks[0].total
         if step > self._last_step:
-            self._last_step, self._ended = step, time.monotonic()
-        if self._live is None:
-            self.say(f"{self._unit} {step}/{self._total}  {figures}")
+            self._last_step, self._ended = step, now
+        if self._live is None and (step == total or now - self._last_line >= self._line_s):
+            self._last_line = now
+            self.say(f"{self._unit} {step}/{total}  {figures}")
+
+    def fail(self, error: Exception | str, what: str = "") -> None:
+        """Print and record an error; ``what`` is the model or benchmark that is skipped because of it."""
+        line = f"{what}: {error}" if what else str(error)
+        if line not in self.errors:  # the same error can recur at every temperature
+            self.errors.append(line)
+            self.say(f"error: {line}")
+
+    @contextmanager
+    def recorded(self, what: str = "") -> Iterator[None]:
+        """Record a ``ConfigError`` raised in the block and suppress it; ``what`` is passed to :meth:`fail`."""
+        try:
+            yield
+        except ConfigError as error:
+            self.fail(error, what)
 
     def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
         """Show a response and a line of facts about it, omitting the middle of long texts."""
@@ -142,6 +179,25 @@ class RunDisplay:
         for row in rows:
             table.add_row(*row)
         self.console.print(table)
+
+
+@contextmanager
+def sampling_display(title: str, kept: str) -> Iterator[RunDisplay]:
+    """Show an evaluation or analysis within the block; on an interrupt, print that ``kept`` is preserved.
+
+    Raises:
+        SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.
+    """
+    with RunDisplay(title, 0, SAMPLING, "sample", SAMPLING_LINES_S) as display:
+        try:
+            yield display
+        except KeyboardInterrupt:
+            display.say(f"interrupted; {kept} are kept, and the same command resumes from them")
+            sys.exit(INTERRUPTED)
+        if display.errors:
+            count = len(display.errors)
+            display.say(f"{count} evaluation{'s' * (count > 1)} failed; see the errors above")
+            sys.exit(1)
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -14,12 +14,7 @@ LAST_PAGE_S = 120.0
 
 
 class PageWriter:
-    """Writes ``report.html`` to a run's folder every ``freq`` steps and at the end, and reports failures in one line.
-
-    Args:
-        freq: Steps between reports; see ``trainer.report_freq``.
-        say: Callback that shows a line to the user.
-    """
+    """Writes ``report.html`` to a run's folder every ``freq`` steps (see ``trainer.report_freq``) and at the end."""
 
     def __init__(self, folder: Path, freq: int, say: Callable[[str], None]) -> None:
         self.page = folder / PAGE

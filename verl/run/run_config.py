@@ -30,7 +30,8 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """
     config: Any = parse_config(schema, tree)
     mistakes = Mistakes()
-    config = replace(config, model=_resolve_model(config.model), data=_resolve_files(config.data))
+    files = {name: [*map(find_path, getattr(config.data, name))] for name in ("train_files", "val_files")}
+    config = replace(config, model=_resolve_model(config.model), data=replace(config.data, **files))
     with mistakes.collected():
         require_model("model.path", config.model.path)
     # A custom data class may read any files.
@@ -57,11 +58,6 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 def _resolve_model(model: Any) -> Any:
     """Return the model config with the path of a shipped model, or of a run's newest one."""
     return replace(model, path=find_model(model.path))
-
-
-def _resolve_files(data: Any) -> Any:
-    """Return the data config with the paths of shipped files."""
-    return replace(data, **{name: [*map(find_path, getattr(data, name))] for name in ("train_files", "val_files")})
 
 
 def _absolute(model: Any) -> Any:

@@ -3,11 +3,10 @@
 Each file appears only once it is complete. Any Parquet reader can load them together: ``pandas.read_parquet(folder)``.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,36 +14,9 @@ import pyarrow.parquet as pq
 from verl.checkpoint.attempts import Attempt
 from verl.config.trainer import SamplesConfig
 from verl.utils.files import free_name, replacing, storage_line
-
-SAMPLES = "samples"
-"""Name of the samples folder in a run's folder."""
-
-METRIC_PREFIX = "metric/"
-"""Prefix of the names of columns with rank metrics."""
-
-PREFIX = "prefix/"
-"""Prefix of the names of columns with lists of rank metrics, one value per prefix of the response."""
+from verl_pages.run_folder import SAMPLES, SampleFile, sample_files
 
 Split = Literal["train", "val"]
-
-_NAME = re.compile(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet")
-
-
-class SampleFile(NamedTuple):
-    """A file of samples; files are ordered by step, with a step's validation after its training samples."""
-
-    step: int
-    split: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.split}_{self.step:06d}.parquet"
-
-
-def sample_files(folder: Path) -> list[SampleFile]:
-    """Return the complete sample files in ``folder``, in order."""
-    names = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(SampleFile(int(match[2]), match[1]) for match in names if match)
 
 
 class SampleStore:
@@ -52,10 +24,7 @@ class SampleStore:
 
     If the disk is full or fails, the store prints one warning and writes no more samples, but the run continues.
 
-    Args:
-        root: Folder of the run.
-        attempt: Current attempt, which refuses writes once a newer attempt has taken over.
-        say: Callback that shows a line to the user.
+    Once a newer attempt than ``attempt`` has taken over, writes raise ``StaleAttempt``.
     """
 
     def __init__(self, root: Path, config: SamplesConfig, attempt: Attempt, say: Callable[[str], None]) -> None:
@@ -83,21 +52,13 @@ class SampleStore:
         return freq > 0 and not self._failed and (split == "val" or step == 1 or step % freq == 0)
 
     def keep(self, split: Split, step: int, make_table: Callable[[], pa.Table]) -> None:
-        """Wait for the previous table, then write the table that ``make_table`` returns, in the background.
-
-        Raises:
-            StaleAttempt: If a newer attempt has taken over the folder.
-        """
+        """Wait for the previous table, then write the table that ``make_table`` returns, in the background."""
         self.flush()
         if self.wants(split, step):
             self._pending = self._thread.submit(self._write, SampleFile(step, split), make_table)
 
     def flush(self) -> None:
-        """Wait until all tables passed to :meth:`keep` are on disk.
-
-        Raises:
-            StaleAttempt: If a newer attempt has taken over the folder.
-        """
+        """Wait until all tables passed to :meth:`keep` are on disk."""
         pending, self._pending = self._pending, None
         if pending is None:
             return

@@ -258,11 +258,7 @@ def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLo
 
 
 def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
-    """Raise ``ConfigError`` if a model does not fit its options, the tokenizer or the sequence lengths.
-
-    Such a model cannot be loaded with its options, would read unknown tokens, or would read sequences longer than it
-    supports.
-    """
+    """Raise ``ConfigError`` if a model does not fit its options, the tokenizer or the sequence lengths."""
     for prefix, model in config.models.items():
         field, longest = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
         if prefix == "reward_model.model":

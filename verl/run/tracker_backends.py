@@ -249,15 +249,11 @@ def _mlflow_backend(run: RunInfo) -> Backend:
         mlflow.log_params({name: str(value)[:500] for name, value in _flat(run.config)})
 
     def log(step: int, metrics: Metrics) -> None:
-        finite = {mlflow_name(name): value for name, value in metrics.items() if math.isfinite(value)}
-        mlflow.log_metrics(finite, step=step)
+        # Unsupported characters are replaced as in veRL, such as pass_at_1 for pass@1.
+        names = {name: re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_")) for name in metrics}
+        mlflow.log_metrics({names[name]: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
     return Backend(log, mlflow.end_run)
-
-
-def mlflow_name(name: str) -> str:
-    """Return ``name`` with unsupported characters replaced as in veRL, such as ``pass_at_1`` for ``pass@1``."""
-    return re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

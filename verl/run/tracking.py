@@ -30,24 +30,15 @@ from verl.run.tracker_backends import (
     keep_records,
 )
 from verl.utils.files import free_name, replace_text
-
-METRICS = "metrics.jsonl"
-"""Name of the file of a run's records, with one JSON object per step."""
-
-START = "start.json"
-"""Name of the file that records how, when and where a run was last started."""
-
-SUMMARY = "summary.json"
-"""Name of the file of a run's final results, which is written last."""
+from verl_pages.run_folder import METRICS, START, SUMMARY
 
 
 class Tracker:
     """Appends one record per step to every backend; call :func:`drop_records` first to remove repeated steps.
 
     Args:
-        folder: Run folder for ``metrics.jsonl`` and ``tensorboard/``.
         loggers: Names in ``BACKENDS`` to open; ``console`` is handled by the progress display.
-        config: Configuration dataclass of the run, written to ``config.yaml`` and passed to the trackers.
+        config: Configuration dataclass, written to ``config.yaml`` and passed to the trackers.
         last_step: Step that the run resumes from, or None if it starts from scratch.
         attempt: Current attempt, which refuses writes once a newer attempt has taken over, or None for no check.
     """
@@ -102,12 +93,9 @@ class Tracker:
 
 
 def drop_records(folder: Path, last_step: int | None) -> list[str]:
-    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None.
+    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None; return notes.
 
     TensorBoard hides later steps automatically, and wandb ignores steps it has already seen.
-
-    Returns:
-        Notes for the user, one line each.
 
     Raises:
         ConfigError: If ``metrics.jsonl`` is not a file or cannot be rewritten.

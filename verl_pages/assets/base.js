@@ -61,11 +61,6 @@ const cellOf = (text) => el("td", {}, text);
 const scrolled = (label, table) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${label}, table` }, table);
 const option = (value, text) => el("option", { value }, text);
 
-function trouble(message) {
-  byId("trouble").textContent = message;
-  byId("trouble").hidden = false;
-}
-
 // Chunks: compressed JSON in script elements that are not executed; the most recent ones stay unpacked.
 const unpacked = new Map();
 const MAX_UNPACKED = 48;

@@ -90,11 +90,7 @@ def load_benchmark(
 
 
 def load_prompts(path: str, limit: int | None, layout: PromptLayout, scored: bool = True) -> list[Problem]:
-    """Return the first ``limit`` prompts of a file of records for training, or of a hub data set.
-
-    Raises:
-        ConfigError: The file cannot be read or has no prompts, or a prompt is malformed.
-    """
+    """Return the first ``limit`` prompts of a file of records for training, or of a hub data set."""
     problems = []
     for index, row in enumerate(layout.read(path, scored)[:limit]):
         messages = read_messages(row, f"{path}, row {index}", layout.prompt_key)

@@ -5,43 +5,35 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.page import make_page
 from verl.evaluation.report.tables import csv_text, markdown, overview_table, sampling_text, terminal_table
 from verl.evaluation.results import ENVIRONMENT, PROMPT_TOO_LONG, TaskResult, row_labels, write_result
 from verl.evaluation.statistics import GROUPS, Key, Summary, summarise
 from verl.evaluation.targets import Target
+from verl.run.display import RunDisplay
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
 UPLOADED = ("index.html", "results.md", "results.csv")
 """Files to upload to the wandb run."""
 
-
 COLUMNS_OF_LOGS = 140
 """Minimum table width, in characters, when stdout is not a terminal."""
 
 
-class Figures(NamedTuple):
-    """Statistics of one checkpoint on one benchmark."""
-
-    run: str
-    step: int
-    temperature: str
-    """Label suffix such as `` T=0.6`` if the checkpoint was evaluated at several temperatures, otherwise empty."""
-    benchmark: str
-    values: Mapping[str, float]
+Figures = tuple[str, int, str, str, Mapping[str, float]]
+"""Statistics of a checkpoint on a benchmark: run, step, label suffix, benchmark and values by name. The suffix is such
+as `` T=0.6`` if the checkpoint was evaluated at several temperatures, otherwise empty."""
 
 
 def publish(
     folder: Path,
     results: Sequence[TaskResult],
     config: EvaluationConfig,
-    display: EvaluationDisplay,
+    display: RunDisplay,
     targets: Collection[Target],
 ) -> None:
     """Write all results to ``folder``, log the statistics to the trackers, and print the table."""
@@ -53,7 +45,7 @@ def publish(
     summary = write_results(folder, results, title, config.compare_to, config.seed, about, pages)
     tracked = tracked_figures(summary)
     figures = [
-        Figures(r.run, r.step, label.removeprefix(r.label), r.benchmark, tracked[r.benchmark, label])
+        (r.run, r.step, label.removeprefix(r.label), r.benchmark, tracked[r.benchmark, label])
         for r, label in zip(results, row_labels(results), strict=True)
     ]
     record(folder, config, figures, display.errors, UPLOADED)
@@ -76,11 +68,8 @@ def write_results(
     """Write all results to ``folder`` and return their statistics.
 
     The files are ``results.md``, ``results.csv``, ``index.html`` and, for each result, ``results.json`` and
-    ``samples.parquet`` in ``<run>/step_<N>/<benchmark>/T<temperature>``. They replace the files of an earlier
-    evaluation and depend only on the arguments.
-
-    ``compare_to`` and ``seed`` are passed to :func:`summarise`. ``about`` says how the responses were sampled, and
-    ``pages`` has the relative URL of each run's own page.
+    ``samples.parquet``. They replace the files of an earlier evaluation and depend only on the arguments. ``about``
+    says how the responses were sampled, and ``pages`` has the relative URL of each run's own page.
     """
     summary = summarise(results, compare_to, seed)
     folder.mkdir(parents=True, exist_ok=True)

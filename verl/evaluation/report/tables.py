@@ -100,12 +100,6 @@ def comparison_table(summary: Summary, k: int) -> pd.DataFrame:
     return cells.T if len(summary.labels) > len(benchmarks) else cells
 
 
-def _estimates_table(name: str, ks: Sequence[int], summary: Summary) -> pd.DataFrame:
-    """Return a table of a statistic with its intervals, with one column for each k in ``ks``."""
-    names = [f"{name}@{k}" for k in ks]
-    return summary.table.apply(lambda row: pd.Series({name: with_interval(row, name) for name in names}), axis=1)
-
-
 def _response_table(summary: Summary) -> pd.DataFrame:
     """Return a table of sample counts, mean lengths, and the number of verdicts with each reason."""
     table = summary.table
@@ -179,7 +173,9 @@ def markdown(
     tables = {f"pass@{k}": comparison_table(summary, k) for k in comparison_ks(summary)}
     for name in summary.figures:
         # Voting and reranking are trivial with a single sample, so k = 1 is shown only for pass@k.
-        tables[f"{name}@k"] = _estimates_table(name, [k for k in summary.ks if k > 1 or name == "pass"], summary)
+        names = [f"{name}@{k}" for k in summary.ks if k > 1 or name == "pass"]
+        cells = {column: summary.table.apply(with_interval, axis=1, name=column) for column in names}
+        tables[f"{name}@k"] = pd.DataFrame(cells)
     tables |= {"Responses and verdicts": _response_table(summary), "Rank metrics (means)": _metric_table(summary)}
     for name, table in tables.items():
         if table.size:

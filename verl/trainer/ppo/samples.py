@@ -22,10 +22,11 @@ from verl.rank.dynamics import by_layer
 from verl.rollout.environments.conversations import conversation_parts, history_parts
 from verl.rollout.environments.pool import COUNTS
 from verl.run.display import RunDisplay
-from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
+from verl.run.samples import SampleStore, Split
 from verl.run.tracker_backends import Table as SampleTable
 from verl.run.tracking import Tracker
 from verl.utils.portable import finite_or_null, valid_unicode
+from verl_pages.sample_files import METRIC_PREFIX, PREFIX
 
 SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason", "score", "advantage")
 """Columns of the sample tables in trackers."""
@@ -92,7 +93,6 @@ class SampleLogger:
             starts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
             shown = [valid_unicode(str(self.tokenizer.decode(ids))) for ids in starts]
         group, sample = _places(batch.group.tolist())
-        extras = [verdict.extras for verdict in verdicts]
         return {
             "step": np.full(num, step),
             "split": pa.array([split] * num),
@@ -108,7 +108,7 @@ class SampleLogger:
             "reason": pa.array([verdict.reason for verdict in verdicts]),
             "score": np.array([verdict.score for verdict in verdicts], dtype=np.float64),
             "reward_extra_info": pa.array(
-                [json.dumps(finite_or_null(extra)) if extra else None for extra in extras], pa.large_string()
+                [json.dumps(finite_or_null(v.extras)) if v.extras else None for v in verdicts], pa.large_string()
             ),
             "prompt_tokens": batch.prompt_lengths.numpy(),
             "num_tokens": batch.response_lengths.numpy(),
