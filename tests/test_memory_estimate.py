@@ -21,6 +21,7 @@ QWEN_7B = shape(3584, 18944, 28, 28, 4, 152064, False)
 PARAMETERS = 28 * 3584 * 65024 + 2 * 152064 * 3584
 """28 layers of 3584 x (2 x 3584 + 2 x 512 + 3 x 18944), embedding and head of 152064 x 3584 each."""
 PRESET = ["preset=paper", "experiment=verl_grpo", "trainer=gpus8"]
+TAUGHT = ["experiment=sdpo"]
 LAYER = 20 * 3584 + 8 * 18944 + 4 * 512
 """Bytes of one layer's activations, a token of packed rows."""
 
@@ -99,6 +100,12 @@ def test_switches_as_documented(overrides, phase, total):
         (["rollout.kv_cache_memory_mb=4096"], "generate", "engine weights", 2 * PARAMETERS),
         (["rollout.kv_cache_memory_mb=4096"], "generate", "KV cache", 4096 * 2**20),
         (["rollout.nnodes=1", "rollout.n_gpus_per_node=8"], "generate", "moments", None),
+        # The policy is its own teacher, without or with a moving average in float32.
+        ([*TAUGHT, "teacher.update_rate=1"], "generate", "teacher", None),
+        ([*TAUGHT, "teacher.update_rate=1"], "update, backward", "logits", 3 * 20 * 1024 * 152064),
+        (TAUGHT, "generate", "teacher", 4 * PARAMETERS / 8),
+        ([*TAUGHT, "teacher.model.fsdp.param_offload=true"], "generate", "teacher", 0.0),
+        ([*TAUGHT, "teacher.model.fsdp.param_offload=true"], "update, backward", "teacher", 4 * PARAMETERS / 8),
         # The critic's update: 16 bytes a parameter over 8 workers; 12 of them in other phases.
         (["algorithm=gae"], "critic, step", "temporary", PARAMETERS / 2),
         (["algorithm=gae"], "critic, step", "critic moments", PARAMETERS),
@@ -108,7 +115,7 @@ def test_switches_as_documented(overrides, phase, total):
 )
 def test_memory_by_holder(overrides, phase, holder, num_bytes):
     found = phases(*overrides)[phase].get(holder)
-    assert found == (num_bytes and pytest.approx(num_bytes / 1e9))
+    assert found == (num_bytes if not num_bytes else pytest.approx(num_bytes / 1e9))
 
 
 def test_run_near_the_edge_of_its_gpus_is_warned(tmp_path: Path):

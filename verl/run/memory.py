@@ -108,7 +108,10 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
         held[label if prefix is None else f"{prefix}parameters"] = 0.0 if fsdp.param_offload else shares["parameters"]
         if prefix is not None:
             held[f"{prefix}moments"] = 0.0 if fsdp.optimizer_offload else shares["moments"]
-    if (teacher := parts.get("teacher.model")) and config.teacher.is_exact:  # both are read in the update
+    teacher = parts["model"] if config.teacher.is_average else parts.get("teacher.model")
+    if teacher and config.teacher.is_average:
+        held["teacher"] = 0.0 if config.teacher.model.fsdp.param_offload else teacher["parameters"]
+    if teacher and config.teacher.is_exact:  # both are read in the update
         beside = {"teacher": teacher["parameters"], "teacher gathered": teacher["gathered"]}
     at_work = held | {"parameters": parts["model"]["parameters"]}
     colocated = {} if rollout.has_pool else engine
@@ -140,7 +143,7 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
         batch = {"activations": activations_of(shapes[name], tokens, learner)}
         if name == "model":
             learned = logits(ENTROPY_BYTES if actor.entropy_coeff else itemsize + LOGITS_BYTES, tokens)
-            batch["logits"] = learned * (3 if beside else 1)  # the teacher's, and the terms of the divergence
+            batch["logits"] = learned * (3 if config.teacher.is_exact else 1)  # the teacher's, and the terms of the divergence
         gathered = {part: shares[part] for part in ("gathered", "whole gradients")}
         learning = held | awake | more | {f"{prefix}parameters": shares["parameters"], "gradients": shares["gradients"]}
         step = {f"{prefix}moments": shares["moments"], "temporary": shares["gradients"]}
