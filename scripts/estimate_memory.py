@@ -14,8 +14,7 @@ from rich.table import Table
 
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
-from verl.models.info import ModelInfo
-from verl.run.memory import GB, estimate, parameters_of, peak_of
+from verl.run.memory import GB, estimate, parameters_of, peak_of, shape_of
 
 
 def main(argv: list[str]) -> None:
@@ -26,9 +25,11 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
-        shapes = {name: ModelInfo.of(model).text_config for name, model in config.models.items()}
+        shapes = {name: shape for name, model in config.models.items() if (shape := shape_of(model))}
     except ConfigError as error:
         sys.exit(f"error: {error}")
+    if unknown := [f"{name}.path={model.path!r}" for name, model in config.models.items() if name not in shapes]:
+        sys.exit(f"error: {', '.join(unknown)}: only decoder-only models with gated MLPs are estimated")
     phases = estimate(config, options.gpu_gb, shapes)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
     size = f"{parameters_of(shapes['model'])[0] / GB:.2f} billion parameters"
