@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.cli.dialects import (
@@ -174,19 +174,15 @@ def _apply(given: Mapping[str, str], find: Find, line: CommandLine) -> list[str]
     return words
 
 
-def _composed(overrides: Sequence[str], *keys: str) -> DictConfig:
-    """Return the config composed from the overrides of ``keys`` alone."""
-    return compose_config(PPOConfig, "ppo_trainer", [o for o in overrides if override_key(o) in keys])
-
-
 def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
     """Return ``overrides`` with "Log Effective Rank" added to ``calculator.metric_indices``."""
     key = "calculator.metric_indices"
     keys = ("preset", "experiment", "calculator", key)
     try:
-        found = _composed(overrides, *keys).calculator.metric_indices
+        chosen = [o for o in overrides if override_key(o) in keys]
+        found = compose_config(PPOConfig, "ppo_trainer", chosen).calculator.metric_indices
     except ConfigError as error:
-        if any("," in override for override in overrides if override_key(override) in keys):
+        if any("," in override for override in chosen):
             raise FlagError(
                 f"--compute_log_effective_rank: cannot be added to a sweep over one of {', '.join(keys)}; set {key} "
                 "with 4 among its indices instead"

@@ -61,11 +61,6 @@ def address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def interface_towards(host: str) -> str:
-    """Return the network interface of :func:`address_towards`, or an empty string for the loopback."""
-    return own_addresses().get(address_towards(host), "")
-
-
 def free_port() -> int:
     """Return a port on which nothing listens; raise ``OSError`` if none is found."""
     # Stay below the ephemeral range so that no outgoing connection takes the port before the workers do.

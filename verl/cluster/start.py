@@ -183,23 +183,16 @@ def _init_ray(**options: Any) -> None:
             if SLOW_START not in str(error):
                 raise
             # Ray stops the processes that it has started so far only when this process exits.
-            started = [each for each in psutil.Process().children(recursive=True) if each not in before]
-            for process in [each for each in started if options["_temp_dir"] in " ".join(_command(each))]:
+            for process in set(psutil.Process().children(recursive=True)) - before:
                 with suppress(psutil.Error):
-                    process.kill()
-                    process.wait(KILL_S)
+                    if options["_temp_dir"] in " ".join(process.cmdline()):
+                        process.kill()
+                        process.wait(KILL_S)
             if not tries_left:
                 raise ConfigError(
                     f"Ray's processes did not start within half a minute, {START_TRIES} times: this machine is too "
                     "busy; free some of it, and start the same command again"
                 ) from error
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.NoSuchProcess:
-        return []
 
 
 def private_folder() -> Path:

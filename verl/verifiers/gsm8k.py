@@ -76,15 +76,13 @@ def verify_gsm8k(
     """
     verdict = _verify(solution, ground_truth, quick)
     tail = _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution[-TAIL_CHARS:])
-    whole = solution[:-TAIL_CHARS] + _HUNDREDTHS.sub(_with_hundredths, tail)
+    whole = solution[:-TAIL_CHARS] + _HUNDREDTHS.sub(
+        lambda match: f"{Decimal(match[1] or match[2] or 0) + Decimal(match[3]) / 100:f} dollars", tail
+    )
     if verdict is None or verdict.correct or whole == solution:
         return verdict
     second = _verify(whole, ground_truth, quick)
     return second if second is None or second.correct else verdict
-
-
-def _with_hundredths(match: re.Match[str]) -> str:
-    return f"{Decimal(match[1] or match[2] or 0) + Decimal(match[3]) / 100:f} dollars"
 
 
 def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
