@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from verl.recipes.intercode import Shell, changes, command_in, reward, similarity
-from verl.recipes.intercode_task import rows
 
 BEFORE = {"a": "1", "b": "2"}
 
@@ -64,8 +63,3 @@ def test_conversation_with_the_shell(sandbox):
         assert (done, earned) == (False, 0.0)
     assert said == ["(nothing)", "(nothing)", "3\n"]
     assert shell.step(state, SimpleNamespace(text="submit")) == (state, [], True, pytest.approx(1.0))
-
-
-def test_task():
-    made = rows(200, seed=1)
-    assert made == rows(200, seed=1) and len({row["prompt"][0]["content"] for row in made}) == 200
