@@ -140,8 +140,7 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 def with_verl_file(line: CommandLine) -> CommandLine:
     """Return the command with the values of its configuration file prepended; for veRL's own files, ``preset=verl``.
 
-    Raises:
-        FlagError: If the file is missing, unreadable or not based on veRL's.
+    Raises ``FlagError`` if the file is missing, unreadable or not based on veRL's.
     """
     kept, named = list[str](), {"name": CONFIG_NAMES[0], "folder": ""}
     rest = list(line.hydra)

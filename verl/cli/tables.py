@@ -100,8 +100,7 @@ class Option:
     def translate(self, value: str, line: CommandLine) -> list[str]:
         """Return our overrides for the value of the option, as typed.
 
-        Raises:
-            FlagError: If the option, or this value, is rejected.
+        Raises ``FlagError`` if the option, or this value, is rejected.
         """
         if self.refused:
             raise FlagError(plain(self.refused))

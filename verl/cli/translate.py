@@ -63,9 +63,8 @@ def translate(arguments: Sequence[str]) -> list[str]:
 
     Overrides take precedence over flags, regardless of their order. Notes are printed to stderr.
 
-    Raises:
-        FlagError: If a flag is unknown, a value is missing or unsupported, or swept models need different settings.
-        ConfigError: If an override is invalid.
+    Raises ``FlagError`` if a flag is unknown, a value is missing or unsupported, or swept models need different
+    settings. Raises ``ConfigError`` if an override is invalid.
     """
     return overrides_of(read_line(arguments))
 
@@ -79,8 +78,7 @@ def require_one_configuration(line: CommandLine) -> None:
 def read_line(arguments: Sequence[str]) -> CommandLine:
     """Return the sorted arguments, with the release's Hydra options converted to its flags.
 
-    Raises:
-        FlagError: If a flag is unknown, or a value is missing or unsupported.
+    Raises ``FlagError`` if a flag is unknown, or a value is missing or unsupported.
     """
     line = sort_arguments(arguments, refuse_trl_name)
     if not is_release(line):
@@ -196,8 +194,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
     """Return ``overrides`` with the preset for non-embedded models added, unless they already choose a preset.
 
-    Raises:
-        FlagError: If a sweep contains both the embedded model and other models.
+    Raises ``FlagError`` if a sweep contains both the embedded model and other models.
     """
     keys = [override_key(override) for override in overrides]
     own = any(_hydra_value(hydra, flags) for flags in USER_CONFIG.values())
@@ -243,8 +240,7 @@ def _choices(override: str) -> list[str]:
 def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool]:
     """Return the ``model.path`` that these overrides set, and whether a user's file chooses a preset.
 
-    Raises:
-        ConfigError: If an override is invalid.
+    Raises ``ConfigError`` if an override is invalid.
     """
     own = {name: _hydra_value(hydra, flags) for name, flags in USER_CONFIG.items()}
     folder = [f"hydra.searchpath=['file://{Path(own['folder']).resolve()}']"] if own["folder"] else []
@@ -270,8 +266,7 @@ def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] 
 
     ``refuse``, if given, is called with the name and value of each override and unknown flag for a better error.
 
-    Raises:
-        FlagError: If a flag is unknown or its value is missing.
+    Raises ``FlagError`` if a flag is unknown or its value is missing.
     """
     line = CommandLine({}, [], [])
     rest = with_new_names(arguments)

@@ -72,8 +72,7 @@ def run_on(
     Returns:
         Results by node id, without machines that were lost or did not respond within ``limit_s``.
 
-    Raises:
-        RayTaskError: If the function raised.
+    Raises ``RayTaskError`` if the function raised.
     """
     task: Any = ray.remote(function)
     alive, results, deadline = living_machines(), {}, time.monotonic() + limit_s
@@ -136,8 +135,7 @@ def gather_machines(
 ) -> int:
     """Wait before a restart for ``nnodes`` machines, or after ``limit_s`` for ``min_nnodes``, and return their number.
 
-    Raises:
-        RequeueError: If fewer than ``min_nnodes`` machines respond after twice ``limit_s``.
+    Raises ``RequeueError`` if fewer than ``min_nnodes`` machines respond after twice ``limit_s``.
     """
     for there, waited in _counts(lambda: _answering(workers_per_node, device_type), nnodes, say, interrupt):
         if waited >= limit_s and there >= min_nnodes:
@@ -157,8 +155,7 @@ def wait_for_room(
 ) -> None:
     """Wait until the cluster has room for all groups of (machines, workers per machine) at the same time.
 
-    Raises:
-        NoRoom: If there is still no room after ``limit_s`` seconds.
+    Raises ``NoRoom`` if there is still no room after ``limit_s`` seconds.
     """
     resource = RESOURCES[device_type]
 

@@ -136,9 +136,8 @@ def survey(
     Args:
         interrupt: Callback that runs about once a second; an exception ends the wait.
 
-    Raises:
-        ConfigError: If machines lack something; the message has a line for each problem, naming the machine.
-        MachineError: If a machine is lost during the check.
+    Raises ``ConfigError`` if machines lack something; the message has a line for each problem, naming the machine.
+    Raises ``MachineError`` if a machine is lost during the check.
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"

@@ -73,8 +73,7 @@ class GeneratedSet(NamedTuple):
 def generated_set(name: str, entries: Mapping[str, Mapping[str, Any]]) -> GeneratedSet | None:
     """Return the data set ``reasoning_gym:KEY``, described by the entry ``KEY``, or None for other names.
 
-    Raises:
-        ConfigError: If the entry is not a mapping, or its seed or size is not an integer in range.
+    Raises ``ConfigError`` if the entry is not a mapping, or its seed or size is not an integer in range.
     """
     if not name.startswith(GENERATOR):
         return None

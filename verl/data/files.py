@@ -47,8 +47,7 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "", chats: Se
         field: options that set the column names, for error messages.
         chats: names of columns in which a null of a parquet file or a hub dataset is a key that the record lacks.
 
-    Raises:
-        ConfigError: if the file or dataset does not exist or cannot be read, or a row lacks one of ``columns``.
+    Raises ``ConfigError`` if the file or dataset does not exist or cannot be read, or a row lacks one of ``columns``.
     """
     path, published = Path(name), hub_set(name)
     if published is not None:
@@ -168,8 +167,7 @@ def _decoded(kind: pa.DataType) -> pa.DataType:
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
     """Return the objects in a JSON lines file with their line numbers, starting at 1; blank lines are skipped.
 
-    Raises:
-        ConfigError: if the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
+    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
     """
     # splitlines() would also split at characters that JSON allows inside strings.
     lines = enumerate(_text(path).split("\n"), start=1)
@@ -180,8 +178,7 @@ def read_json_lines(path: Path) -> list[tuple[int, Row]]:
 def read_csv(path: Path) -> list[Row]:
     """Return the rows of a CSV file with a header; all values are strings.
 
-    Raises:
-        ConfigError: if the file cannot be read or is not UTF-8 text, or a row does not match the header.
+    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or a row does not match the header.
     """
     try:
         reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)

@@ -20,8 +20,7 @@ class TeacherPrompts:
         path: Import path of a function that takes a :class:`PromptRecord` and returns a text or a list of messages.
         limit: Maximum number of tokens of a prompt and its response for the teacher, or None.
 
-    Raises:
-        ConfigError: If the function cannot be loaded, or does not take one argument.
+    Raises ``ConfigError`` if the function cannot be loaded, or does not take one argument.
     """
 
     def __init__(self, path: str, data: DataConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> None:
@@ -32,8 +31,7 @@ class TeacherPrompts:
     def tokens(self, record: PromptRecord) -> list[int]:
         """Return the token ids of the teacher's prompt for ``record``.
 
-        Raises:
-            ConfigError: If the function raises, or returns no text and no chat that the template takes.
+        Raises ``ConfigError`` if the function raises, or returns no text and no chat that the template takes.
         """
         if record.uid not in self._known:
             where = f"{self.function.where}, prompt {record.uid}"
@@ -48,8 +46,7 @@ class TeacherPrompts:
     def batch(self, batch: Batch) -> Batch:
         """Return the responses of ``batch`` after the teacher's prompts, with the columns ``tokens`` and ``source``.
 
-        Raises:
-            ConfigError: If a prompt with its response is longer than the teacher reads.
+        Raises ``ConfigError`` if a prompt with its response is longer than the teacher reads.
         """
         prompts = [self.tokens(record) for record in batch.records]
         responses = [ids.tolist() for ids in batch.response_tokens.split(batch.response_lengths.tolist())]

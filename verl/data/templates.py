@@ -117,8 +117,7 @@ def render_prompt(
     Args:
         chat_arguments: additional arguments for the tokenizer's chat template, if ``template`` uses it.
 
-    Raises:
-        ConfigError: if the template does not exist, or it needs a chat template that is missing or fails.
+    Raises ``ConfigError`` if the template does not exist, or it needs a chat template that is missing or fails.
     """
     form = find_template(template)
     if form.chat:
@@ -139,8 +138,7 @@ def render_chat(
 ) -> list[int]:
     """Return the token ids of a chat rendered by the tokenizer's template, with a generation prompt if requested.
 
-    Raises:
-        ConfigError: if the template fails on the chat or rejects it, for example because of a system message.
+    Raises ``ConfigError`` if the template fails on the chat or rejects it, for example because of a system message.
     """
     rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
     return rendered

@@ -25,8 +25,7 @@ def a_grae(batch: Batch, alpha: float = 1.0) -> Tensor:
     Args:
         alpha: Mean reward from which on positive advantages are not damped, above 0.
 
-    Raises:
-        ConfigError: If ``alpha`` is not above 0, or a reward is not in [0, 1].
+    Raises ``ConfigError`` if ``alpha`` is not above 0, or a reward is not in [0, 1].
     """
     require(alpha > 0, "algorithm.adv_estimator_kwargs.alpha", alpha, "must be above 0")
     rewards = batch.rewards.double()

@@ -88,8 +88,7 @@ def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
 def listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the local address ``host``, or on all addresses if ``host`` is not local.
 
-    Raises:
-        OSError: If the port is in use.
+    Raises ``OSError`` if the port is in use.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -73,8 +73,7 @@ def read_truth(truth: Any) -> list[Any]:
 def load_generator(name: str, options: str) -> Any:
     """Return the generator ``name`` of reasoning-gym with ``options``, a mapping as JSON.
 
-    Raises:
-        ConfigError: If reasoning-gym is not installed, has no such generator, or refuses the options.
+    Raises ``ConfigError`` if reasoning-gym is not installed, has no such generator, or refuses the options.
     """
     try:
         import reasoning_gym

@@ -61,8 +61,7 @@ def has_form(text: str, calls: bool, answer: bool) -> bool:
 def read_calls(text: str) -> list[dict[str, Any]]:
     """Return the calls between the first tags, one JSON object a line, or an empty list if there are no tags.
 
-    Raises:
-        ValueError: If a line is no call, ``{"name": ..., "parameters": {...}}``.
+    Raises ``ValueError`` if a line is no call, ``{"name": ..., "parameters": {...}}``.
     """
     _, opened, rest = text.partition("<tool_call>")
     if not opened:
