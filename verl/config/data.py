@@ -214,12 +214,10 @@ class DataConfig(Group):
             return
         field = "train_weights"
         self.require(0 < sum(weights) < math.inf, field, "needs a weight above 0, and a finite sum")
-        fix = f"data.train_files has {files} entries; name one weight for each"
-        self.require(len(weights) == files, field, fix)
+        self.require(len(weights) == files, field, f"data.train_files has {files} entries; name one weight for each")
         self.require(self.shuffle, field, "mixing draws prompts at random; set data.shuffle=true")
         mixes = self.custom_cls.path is None and self.sampler.class_path is None
-        fix = "with data.custom_cls or data.sampler, your class does the mixing; leave it out"
-        self.require(mixes, field, fix)
+        self.require(mixes, field, "with data.custom_cls or data.sampler, your class does the mixing; leave it out")
 
     def _check_generated(self) -> None:
         sets = {name: generated_set(name, self.generated) for name in [*self.train_files, *self.val_files]}

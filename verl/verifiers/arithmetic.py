@@ -12,5 +12,4 @@ def verify_arithmetic(
 ) -> Verdict | None:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused."""
     answer, boxed = extract_answer(solution)
-    equal = answer is not None and quick_equal(answer, ground_truth) is True
-    return decide(answer, boxed, equal)
+    return decide(answer, boxed, answer is not None and quick_equal(answer, ground_truth) is True)
