@@ -26,13 +26,8 @@ def test_command_of_a_turn(text: str, command: str):
 def test_similarity_of_what_was_printed():
     # "the", "cat" and "sat"; each weighs 1 in both, and 1 + ln(3 / 2) in one of them.
     assert similarity("The cat", "a cat sat") == pytest.approx(1 / (1 + (1 + math.log(1.5)) ** 2))
-    assert [similarity(*pair) for pair in (("", ""), ("a", "b"), ("3", "3"), ("cat", ""), ("ab", "ab"))] == [
-        1,
-        0,
-        1,
-        0,
-        1,
-    ]
+    pairs = (("", ""), ("a", "b"), ("3", "3"), ("cat", ""), ("ab", "ab"))
+    assert [similarity(*pair) for pair in pairs] == [1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
