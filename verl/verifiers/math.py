@@ -27,7 +27,7 @@ from verl.verifiers.lexicon import (
 )
 from verl.verifiers.notation import split_answers, squeeze, unify, words_in
 from verl.verifiers.numerals import in_digits
-from verl.verifiers.verdict import Verdict, decide
+from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 2000
 """Maximum answer length; a longer answer must equal the ground truth as text."""
@@ -73,9 +73,7 @@ class Tolerance:
 EXACT = Tolerance()
 
 
-def verify_math(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict | None:
+def verify_math(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused."""
     return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 

@@ -10,7 +10,7 @@ from verl.verifiers.answers import SENTENCE_END, TAIL_CHARS, boxed_with_context,
 from verl.verifiers.context import is_stated
 from verl.verifiers.math import verify_math
 from verl.verifiers.notation import same_words
-from verl.verifiers.verdict import Verdict, decide
+from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_LETTERS_CHARS = 200
 """Maximum length of a list of letters; longer text is not parsed as one."""
@@ -107,7 +107,7 @@ WORDS = "AI"
 
 
 def verify_multiple_choice(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+    solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra.
 
