@@ -7,7 +7,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 import verl
 from verl.checkpoint.folders import latest_checkpoint
 from verl.cluster.failures import MachineError
-from verl.cluster.machines import MachineSetup, living_machines, run_on
+from verl.cluster.machines import Interrupt, MachineSetup, living_machines, never, run_on
 from verl.cluster.network import address_towards, own_addresses
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
@@ -125,16 +125,9 @@ def room_for_checkpoint(folder: Path) -> int:
 
 
 def survey(
-    placement: PlacementGroup,
-    folder: Path,
-    models: Sequence[str],
-    files: Sequence[str],
-    interrupt: Callable[[], None] = lambda: None,
+    placement: PlacementGroup, folder: Path, models: Sequence[str], files: Sequence[str], interrupt: Interrupt = never
 ) -> list[MachineSetup]:
     """Check the machine of every bundle in a placement group and return the worker setups.
-
-    Args:
-        interrupt: Callback that runs about once a second; an exception ends the wait.
 
     Raises ``ConfigError`` if machines lack something; the message has a line for each problem, naming the machine.
     Raises ``MachineError`` if a machine is lost during the check.
