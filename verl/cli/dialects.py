@@ -50,11 +50,6 @@ def is_verl(overrides: Sequence[str]) -> bool:
     return "preset=verl" in overrides or only_verls or any(find_verl(key) is not None for key in shared)
 
 
-def find_release(key: str) -> tuple[Option, str] | None:
-    """Like :func:`find_verl`, but for the release's option ``key``."""
-    return (RELEASE[key], "") if key in RELEASE else None
-
-
 def find_verl(key: str) -> tuple[Option, str] | None:
     """Return the row of veRL's option ``key`` and the mapping entry that ``key`` names, or None if there is no row."""
     if key in VERL:

@@ -15,7 +15,6 @@ from omegaconf import ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.cli.dialects import (
-    find_release,
     find_verl,
     is_release,
     is_verl,
@@ -24,7 +23,7 @@ from verl.cli.dialects import (
     require_known,
     with_verl_file,
 )
-from verl.cli.rules import FLAGS
+from verl.cli.rules import FLAGS, RELEASE
 from verl.cli.tables import CommandLine, Option
 from verl.cli.values import FlagError, literal, nearest, note, override_key, unquoted
 from verl.config.calculator import BASE_METRICS
@@ -83,7 +82,7 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
     line = sort_arguments(arguments, refuse_trl_name)
     if not is_release(line):
         return line
-    words, others = _translated(line, find_release)
+    words, others = _translated(line, lambda key: (RELEASE[key], "") if key in RELEASE else None)
     flags = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
     overrides = [*(word for word in words if not word.startswith("--")), *others]
     if "preset" not in line.options:
