@@ -92,11 +92,9 @@ def test_lists_may_be_written_as_in_python_or_hydra():
 
 
 @pytest.mark.parametrize(("arguments", "message"), cases("cli/release_flags_refused.txt"))
-def test_what_cannot_be_translated_is_named(arguments: str, message: str):
-    with pytest.raises(FlagError) as caught:
+def test_what_cannot_be_translated_is_named(arguments: str, message: str, refused):
+    with refused(f"{message}...", error=FlagError):
         translate(arguments.split())
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
 
 
 def test_flags_without_effect_are_listed_in_one_line(capsys: pytest.CaptureFixture[str]):
@@ -177,11 +175,9 @@ def test_the_users_files_may_choose_preset_and_model(arguments: str, chosen: boo
 @pytest.mark.parametrize(
     "varied", ["model=tiny,qwen2.5_1.5b", "model.path=my/a,data/tiny_model", "experiment=without,dapo"]
 )
-def test_sweep_over_models_names_its_preset(varied: str, tmp_path):
+def test_sweep_over_models_names_its_preset(varied: str, tmp_path, refused):
     arguments = [varied, "--multirun", "--config-dir", str(own_configs(tmp_path))]
-    with pytest.raises(
-        FlagError, match="another job of this sweep trains the embedded model, .*name the preset of all"
-    ):
+    with refused("...another job of this sweep trains the embedded model, ...name the preset of all...", FlagError):
         translate(arguments)
     assert translate([*arguments, "preset=small"])[:2] == [varied, "preset=small"]
 

@@ -126,10 +126,8 @@ def test_bypass_mode_decides_the_loss(options: list[str], loss: str, dual_clip: 
 
 
 def test_verl_config_file_equal_to_preset_is_dropped():
-    assert translate([MODEL, "--config-path", "./config", "--config-name=ppo_trainer.yaml", "--cfg", "job"])[-2:] == [
-        "--cfg",
-        "job",
-    ]
+    words = translate([MODEL, "--config-path", "./config", "--config-name=ppo_trainer.yaml", "--cfg", "job"])
+    assert words[-2:] == ["--cfg", "job"]
     assert "-cp" not in translate([MODEL, "-cp", "verl/trainer/config", "-cn", "ppo_trainer"])
     for flag in ("--config-path=/my/settings", "--config-dir=/my/settings"):
         with pytest.raises(FlagError, match="^--config-name=mine: no file /my/settings/mine.yaml; name its folder in"):
@@ -177,19 +175,15 @@ def test_user_preset_and_native_commands_are_kept(capsys: pytest.CaptureFixture[
     [
         (
             "rollout.mode=async",
-            f"rollout.mode: is {ROLLOUT}.mode of veRL's, which has no effect here: all responses of a",
+            f"rollout.mode: is {ROLLOUT}.mode of veRL's, which has no effect here: all responses...",
         ),
-        (
-            "data.val_max_samples=10",
-            "data.val_max_samples: is a name of veRL's; here: data.val_sample_size",
-        ),
-        ("rollout.tensor_model_parallel_size=2", "of veRL's; here: rollout.tensor_parallel_size"),
+        ("data.val_max_samples=10", "data.val_max_samples: is a name of veRL's; here: data.val_sample_size..."),
+        ("rollout.tensor_model_parallel_size=2", "...of veRL's; here: rollout.tensor_parallel_size..."),
     ],
 )
-def test_verl_name_in_native_command_is_explained(argument: str, message: str):
-    with pytest.raises(FlagError) as error:
+def test_verl_name_in_native_command_is_explained(argument: str, message: str, refused):
+    with refused(message, error=FlagError):
         translate([argument, "trainer.test_freq=5"])
-    assert message in str(error.value)
 
 
 def test_options_without_effect_are_listed_in_one_line(capsys: pytest.CaptureFixture[str]):

@@ -37,7 +37,6 @@ def free_network(used: Iterable[str]) -> str:
 
 
 def used_networks() -> list[str]:
-    """Those of this computer's addresses."""
     addresses = [address for each in psutil.net_if_addrs().values() for address in each]
     return [f"{each.address}/{each.netmask or 32}" for each in addresses if each.family == socket.AF_INET]
 
@@ -113,7 +112,6 @@ class Process:
 
     @property
     def text(self) -> str:
-        """Its output so far."""
         return self.log.read_text(errors="replace")
 
     def running(self) -> bool:
@@ -127,7 +125,6 @@ class Process:
             pytest.fail(f"still running after {timeout_s} s:\n{self.text}")
 
     def wait_for_line(self, text: str, timeout_s: float = 240) -> None:
-        """Until the output holds ``text``."""
         deadline = time.monotonic() + timeout_s
         while text not in self.text:
             assert self.running(), f"ended with {self.popen.returncode}:\n{self.text}"
@@ -135,7 +132,6 @@ class Process:
             time.sleep(0.02)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the command itself."""
         # nsenter waits for its only child, which is what the command was replaced by.
         (child,) = psutil.Process(self.popen.pid).children()
         child.send_signal(number)
@@ -202,7 +198,6 @@ class Machine:
         _ip(self._switch, f"link set port{self.number} down")
 
     def heal(self) -> None:
-        """Plug it in again."""
         _ip(self._switch, f"link set port{self.number} up")
 
     def start(self, command: Sequence[str], log: Path, **variables: str) -> Process:
@@ -250,7 +245,6 @@ class Machine:
 
 
 def machine_environment() -> dict[str, str]:
-    """What every command of a machine finds in its environment."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     path = f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"
     return kept | {
@@ -313,13 +307,11 @@ def _hosts(machine: Machine, machines: Sequence[Machine], names: Names) -> str:
 
 
 def _enter(pid: int, *spaces: str) -> list[str]:
-    """Prefix of a command that runs in namespaces of a process."""
     flags = {"user": "--user", "net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc", "pid": "--pid"}
     keep = ["--preserve-credentials"] if "user" in spaces else []
     return ["nsenter", "--target", str(pid), *keep, *(flags[space] for space in spaces)]
 
 
 def _ip(pid: int, words: str, check: bool = True) -> None:
-    """Run ``ip`` in the network namespace of a process."""
     spaces = ("user", "net") if IN_USER_NAMESPACE else ("net",)
     subprocess.run([*_enter(pid, *spaces), "ip", *words.split()], check=check, capture_output=not check)

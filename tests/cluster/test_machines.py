@@ -121,7 +121,6 @@ def test_a_token_that_is_in_a_folder_of_another_machine(tmp_path: Path, monkeypa
 def request_here(
     tmp_path: Path, tiny_model: Path, arithmetic_prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What this machine has."""
     monkeypatch.setattr(probe, "PATIENCE_S", 0.0)
     (tmp_path / "marker").touch()
     loaded = {"models": [str(tiny_model)], "files": [str(arithmetic_prompts)]}

@@ -50,13 +50,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, arithmeti
 
 @pytest.fixture
 def machines(shared: Path, tmp_path: Path) -> Machines:
-    """Machines that see the folder ``shared``."""
     return lambda count: cluster(count, tmp_path / "machines", shared=[shared])
 
 
 @pytest.fixture
 def two_machines(machines: Machines) -> Callable[[Training], AbstractContextManager[tuple[Machine, Machine, Process]]]:
-    """Starts a run on the head of two machines that form a cluster."""
 
     @contextmanager
     def start(run: Training) -> Iterator[tuple[Machine, Machine, Process]]:
@@ -70,7 +68,6 @@ def two_machines(machines: Machines) -> Callable[[Training], AbstractContextMana
 
 @pytest.fixture
 def training(shared: Path, request: pytest.FixtureRequest) -> Callable[..., Training]:
-    """Makes the command of a run in a folder of its own."""
     return lambda *options, name="run": Training(
         shared / re.sub(r"\W+", "_", f"{request.node.name}_{name}"),
         shared / "model",

@@ -66,7 +66,6 @@ def jobs(shared: Path, tiny_model: Path, arithmetic_prompts: Path) -> Jobs:
 
 @pytest.fixture(scope="module")
 def trained(machines: tuple[Machine, ...], jobs: Jobs, shared: Path) -> list[dict[str, float]]:
-    """The records of one machine with two workers."""
     code, text = machines[0].run(jobs.train(shared / "one", "trainer.n_gpus_per_node=2"))
     assert code == 0, text
     assert len(records(shared / "one")) == 3
@@ -75,7 +74,6 @@ def trained(machines: tuple[Machine, ...], jobs: Jobs, shared: Path) -> list[dic
 
 @pytest.fixture(scope="module")
 def evaluated(machines: tuple[Machine, ...], jobs: Jobs, shared: Path) -> tuple[dict[str, str], list[dict[str, float]]]:
-    """Samples and records of one machine with two workers."""
     code, text = machines[0].run(jobs.evaluate(shared / "eval1", "trainer.n_gpus_per_node=2"))
     assert code == 0, text
     assert samples(shared / "eval1")

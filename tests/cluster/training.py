@@ -38,12 +38,10 @@ OPTIONS = [
 
 
 def ray_head(machine: Machine) -> None:
-    """Start a cluster with this machine as its head."""
     _ray_start(machine, "--head", "--port=6379", "--include-dashboard=false")
 
 
 def ray_join(machine: Machine, head: Machine) -> None:
-    """Have a machine join it."""
     _ray_start(machine, f"--address={head.address}:6379")
 
 
@@ -72,7 +70,6 @@ class Training:
         self.starts = 0
 
     def start(self, machine: Machine, head: Machine, **variables: str) -> Process:
-        """Start the command on a machine."""
         self.starts += 1
         log = self.folder.with_name(f"{self.folder.name}.{self.starts}.log")
         environment = {"RAY_ADDRESS": f"{head.address}:6379"} | variables
@@ -92,7 +89,6 @@ class Training:
         ]
 
     def records(self) -> list[dict[str, float]]:
-        """What was recorded, timing aside."""
         return records(self.folder)
 
     def call(self) -> str:
@@ -101,7 +97,6 @@ class Training:
         return "" if not found or found[-1].endswith(": done") else found[-1]
 
     def host(self) -> str:
-        """Where worker 0 is."""
         return self._log().partition("worker 0 on ")[2].partition(",")[0]
 
     def _log(self) -> str:
@@ -109,7 +104,6 @@ class Training:
         return logs[-1].read_text() if logs else ""
 
     def saving(self) -> bool:
-        """Whether a checkpoint is being written."""
         return any(self.folder.glob(".global_step_*.unfinished"))
 
     def assert_intact(self) -> None:
@@ -145,7 +139,6 @@ def stopped_in(method: str, run: Training, machines: Sequence[Machine], process:
 
 
 def worker_pid(machine: Machine) -> int:
-    """The process that holds the model."""
     pids = [pid for pid, command in machine.processes().items() if command.startswith("ray::_Host")]
     assert len(pids) == 1, machine.processes()
     return pids[0]

@@ -5,7 +5,7 @@ import pytest
 from tests.tables import cases
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.values import FlagError
-from verl.config import CONFIG_DIR, ConfigError
+from verl.config import CONFIG_DIR
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.config.load import compose_config
 
@@ -47,11 +47,9 @@ def test_a_run_takes_from_model_what_it_does_not_say():
 
 
 @pytest.mark.parametrize(("arguments", "message"), cases("config/refusals_evaluation.txt"))
-def test_a_wrong_option_is_named_with_its_value_and_fix(arguments: str, message: str):
-    with pytest.raises(ConfigError) as caught:
+def test_a_wrong_option_is_named_with_its_value_and_fix(arguments: str, message: str, refused):
+    with refused(f"{message}..."):
         load(*arguments.split())
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

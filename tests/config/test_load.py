@@ -132,19 +132,17 @@ def test_responses_are_scored_where_something_needs_it(options: str, before: boo
     assert (config.scores_before_update, config.scores_in_update) == (before, in_update)
 
 
-def test_text_with_nul_is_refused():
+def test_text_with_nul_is_refused(refused):
     tree = compose_config(PPOConfig, "ppo_trainer")
     tree.trainer.default_local_dir = "a\0b"
-    with pytest.raises(ConfigError, match="must not hold the character NUL"):
+    with refused("...must not hold the character NUL..."):
         parse_config(PPOConfig, tree)
 
 
 @pytest.mark.parametrize(("overrides", "message"), cases("config/refusals.txt"))
-def test_a_wrong_option_is_named_with_its_value_and_fix(overrides: str, message: str):
-    with pytest.raises(ConfigError) as caught:
+def test_a_wrong_option_is_named_with_its_value_and_fix(overrides: str, message: str, refused):
+    with refused(f"{message}..."):
         load_config(PPOConfig, "ppo_trainer", overrides.split())
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_group_that_is_made_in_code_is_checked_too():

@@ -1,6 +1,8 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from transformers import AutoTokenizer
 
 from tests.kit import jsonl
 from tests.tables import refusals
-from verl.config import SFTDataConfig
+from verl.config import SFTConfig, SFTDataConfig, load_config
 from verl.data.conversations import ConversationDataset, conversation_batch, conversation_loader, tokenize_conversation
 from verl.data.records import SFT_SCHEMA, write_parquet
 from verl.data.templates import render_chat, render_record
@@ -34,15 +36,7 @@ def write_chats(path: Path, chats: list[list[dict[str, str]]]) -> str:
 
 
 def data_config(max_length: int = 16, truncation: str = "error") -> SFTDataConfig:
-    return SFTDataConfig(
-        train_files=["unused.parquet"],
-        val_files=[],
-        messages_key="messages",
-        train_batch_size=2,
-        micro_batch_size_per_gpu=2,
-        max_length=max_length,
-        truncation=truncation,
-    )
+    return replace(load_config(SFTConfig, "sft").data, max_length=max_length, truncation=truncation)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +64,7 @@ def test_template_that_rewrites_earlier_turns_is_refused(refused):
 
 def test_conversation_that_is_too_long_is_refused(tmp_path: Path, refused):
     path = write_chats(tmp_path / "a.parquet", [chat("", "2"), chat("1", "2")])
-    line = "data.max_length=5: the conversation in TMP/a.parquet, row 1 has 6 tokens; raise it, or set "
-    with refused(f"{line}data.truncation=right"):
+    with refused("data.max_length=5: the conversation in TMP/a.parquet, row 1 has 6 tokens; ...truncation=right"):
         ConversationDataset([path], TOKENIZER, data_config(max_length=5))
 
 
@@ -121,14 +114,13 @@ def test_fewer_conversations_than_a_batch_are_refused(tmp_path: Path, refused):
 
 def test_turns_beyond_the_length_are_not_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     renders = []
-    monkeypatch.setattr(
-        "verl.data.conversations.render_chat",
-        lambda turns, *args, **options: renders.append(len(turns)) or render_chat(turns, *args, **options),
-    )
-    monkeypatch.setattr(
-        "verl.data.conversations.render_record",
-        lambda turns, *args, **options: renders.append(len(turns)) or render_record(turns, *args, **options),
-    )
+
+    def count(render: Callable[..., Any], turns: list[Any], *rest: Any, **options: Any) -> Any:
+        renders.append(len(turns))
+        return render(turns, *rest, **options)
+
+    for render in (render_chat, render_record):
+        monkeypatch.setattr(f"verl.data.conversations.{render.__name__}", partial(count, render))
     path = write_chats(tmp_path / "a.parquet", [chat(*"12" * 1000)])
     ids, mask = ConversationDataset([path], TOKENIZER, data_config(12, "right"))[0]
     assert (ids, mask) == (ONE_TURN * 2, [0, 0, 0, 0, 1, 1] * 2)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,14 @@ from hypothesis import strategies as st
 from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.fuzzing import DAMAGE, VALUES, damaged, error_of, fuzz, json_lines
-from verl.config import SFTDataConfig
+from verl.config import SFTConfig, load_config
 from verl.data.conversations import ConversationDataset
 from verl.data.files import read_rows
 from verl.data.prompts import PromptDataset
 
 TOKENIZER = make_tiny_tokenizer()
 PROMPTS = data_options(template="chat", max_prompt_length=100_000, truncation="right")
-CHATS = SFTDataConfig(
-    train_files=["unused"],
-    val_files=[],
-    messages_key="messages",
-    train_batch_size=2,
-    micro_batch_size_per_gpu=1,
-    max_length=100_000,
-    truncation="right",
-)
+CHATS = replace(load_config(SFTConfig, "sft").data, max_length=100_000, truncation="right")
 ROW: dict[str, Any] = {
     "data_source": "arithmetic",
     "prompt": [{"role": "user", "content": "1 + 1?"}],

@@ -23,7 +23,6 @@ SPLITS = {"train": 4096, "test": 256, "sft_train": 8192, "sft_val": 256}
 
 
 def rows_of(task: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows of data/``task``."""
     return {name: read(ROOT / "data" / task / f"{name}.parquet") for name in SPLITS}
 
 

@@ -59,36 +59,21 @@ def row(prompt: Any = "1?", **columns: Any) -> dict[str, Any]:
 
 def simplerl_zoo(prompt: str) -> dict[str, Any]:
     """A row as SimpleRL-Zoo's files have it: the template is part of the message."""
-    return {
-        "question": QUESTION,
-        "gt_answer": "4",
-        "level": 3,
-        "subject": "Algebra",
-        "target": "",
-        "data_source": "simplelr_math_35",
-        "prompt": user(prompt),
-        "ability": "math",
-        "reward_model": {"ground_truth": "4", "style": "rule"},
-        "extra_info": {"answer": "4", "index": 0, "level": 3, "question": QUESTION, "split": "train"},
-    }
+    columns = {"question": QUESTION, "gt_answer": "4", "level": 3, "target": "", "data_source": "simplelr_math_35"}
+    return row(user(prompt), **columns, extra_info={"answer": "4", "index": 0, "split": "train"})
 
 
-GSM8K = {
-    "data_source": "openai/gsm8k",
-    "prompt": user(f'{QUESTION} Let\'s think step by step and output the final answer after "####".'),
-    "ability": "math",
-    "reward_model": {"ground_truth": "4", "style": "rule"},
-    "extra_info": {"answer": "2 + 2 = <<2+2=4>>4\n#### 4", "index": 0, "question": QUESTION, "split": "train"},
-}
-COUNTDOWN = {
-    "target": 24,
-    "nums": [3, 8],
-    "data_source": "countdown",
-    "prompt": user("Using the numbers [3, 8], create an equation that equals 24."),
-    "ability": "math",
-    "reward_model": {"ground_truth": {"numbers": [3, 8], "target": 24}, "style": "rule"},
-    "extra_info": {"index": 0, "split": "train"},
-}
+GSM8K = row(
+    user(f'{QUESTION} Let\'s think step by step and output the final answer after "####".'),
+    data_source="openai/gsm8k",
+    extra_info={"answer": "2 + 2 = <<2+2=4>>4\n#### 4", "index": 0, "question": QUESTION, "split": "train"},
+)
+COUNTDOWN = row(
+    user("Using the numbers [3, 8], create an equation that equals 24."),
+    data_source="countdown",
+    reward_model={"ground_truth": {"numbers": [3, 8], "target": 24}, "style": "rule"},
+    nums=[3, 8],
+)
 
 
 def texts(dataset: PromptDataset) -> list[str]:
@@ -137,6 +122,10 @@ def test_chat_is_rendered_by_the_tokenizer(tmp_path: Path, refused):
     strict.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}1"
     with refused("TMP/a.jsonl, row 1: prompt: the tokenizer's chat template refuses the chat: no system"):
         PromptDataset([path], strict, config_of())
+    strict.chat_template = "{{ messages[0].content + extra }}"
+    line = "TMP/a.jsonl, row 0: prompt: the tokenizer's chat template fails on the chat with "
+    with refused(line + "apply_chat_template_kwargs={'extra': 1}: TypeError: can only concatenate str ..."):
+        PromptDataset([path], strict, config_of(apply_chat_template_kwargs={"extra": 1}))
 
 
 def test_prompts_read_the_tools_of_their_records(tmp_path: Path, refused):
@@ -165,16 +154,6 @@ def test_prompts_read_the_tools_of_their_records(tmp_path: Path, refused):
         PromptDataset([jsonl(tmp_path / "a.jsonl", other)], CHAT, config_of(template="abel"))
     with refused("TMP/a.jsonl, row 0: prompt: the tokenizer's chat template leaves out tools; use a model ..."):
         PromptDataset([jsonl(tmp_path / "a.jsonl", other)], CHAT, config_of())
-
-
-def test_failing_chat_template_is_one_line(tmp_path: Path, refused):
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages[0].content + extra }}"
-    path = jsonl(tmp_path / "a.jsonl", row("1?"))
-    config = config_of(apply_chat_template_kwargs={"extra": 1})
-    line = "TMP/a.jsonl, row 0: prompt: the tokenizer's chat template fails on the chat with "
-    with refused(line + "apply_chat_template_kwargs={'extra': 1}: TypeError: can only concatenate str ..."):
-        PromptDataset([path], tokenizer, config)
 
 
 def test_template_on_top_of_another_is_noted(tmp_path: Path):
@@ -266,9 +245,7 @@ def test_row_that_cannot_train_is_refused(tmp_path: Path, refused, record: str, 
         PromptDataset([path], CHAT, config_of())
 
 
-@pytest.mark.parametrize(
-    "options", [{"truncation": "filter"}, {"filter_overlong_prompts": True, "truncation": "error"}]
-)
+@pytest.mark.parametrize("options", [{"truncation": "filter"}, {"filter_overlong_prompts": True}])
 def test_overlong_prompts_are_left_out(tmp_path: Path, refused, options: dict[str, Any]):
     path = jsonl(tmp_path / "a.jsonl", row("1?"), row("1 + 1?"), row("2?"), row("1 + 1 + 1?"))
     dataset = PromptDataset([path], CHAT, config_of(max_prompt_length=5, **options))
@@ -374,12 +351,6 @@ def test_training_and_evaluation_prompts_are_the_same(tmp_path: Path, template: 
     assert dataset[0].input_ids == render_prompt(f"{template}-boxed", QUESTION, CHAT)
 
 
-def test_prompt_that_opens_a_thought_is_marked(tmp_path: Path):
-    path = jsonl(tmp_path / "a.jsonl", row("1?<|assistant|><think>\n"), row("<think> 1?"))
-    records = PromptDataset([path], CHAT, config_of(template="raw")).records
-    assert [record.opens_thought for record in records] == [True, False]
-
-
 def prompts_of(folder: Path, *questions: str, **changes: Any) -> PromptDataset:
     """Prompts of at most eight tokens."""
     path = jsonl(folder / f"{len(questions)}.jsonl", *map(row, questions))
@@ -394,20 +365,8 @@ def uids(batches: list[list[PromptRecord]]) -> list[int]:
     return [record.uid for batch in batches for record in batch]
 
 
-SHORT, LONG = [4, 22, 2, 5], [4, 22, 16, 23, 2, 5]
-"""Of ``<|user|>`` 4, "1" 22, "+" 16, "2" 23, ``<|im_end|>`` 2 and ``<|assistant|>`` 5."""
-
-
-def test_prompts_are_tokenized_and_numbered(tmp_path: Path):
-    files = [
-        jsonl(tmp_path / "a.jsonl", row("1"), row("1+2", data_source="gsm8k")),
-        jsonl(tmp_path / "b.jsonl", row("3", extra_info={"question": "3"})),
-    ]
-    (records,) = val_batches(PromptDataset(files, CHAT, config_of()), config_of(val_batch_size=4), seed=0)
-    assert [record.input_ids for record in records[:2]] == [SHORT, LONG]
-    found = [(record.uid, record.data_source, record.ground_truth) for record in records]
-    assert found == [(0, "math", "4"), (1, "gsm8k", "4"), (2, "math", "4")]
-    assert records[2].extra_info["question"] == "3"
+LONG = [4, 22, 16, 23, 2, 5]
+"""``<|user|>`` 4, "1" 22, "+" 16, "2" 23, ``<|im_end|>`` 2 and ``<|assistant|>`` 5."""
 
 
 @pytest.mark.parametrize(
@@ -424,6 +383,11 @@ def test_prompts_are_tokenized_and_numbered(tmp_path: Path):
 def test_truncation_drops_the_named_side(tmp_path: Path, limit: int, truncation: str, expected: list[int]):
     dataset = prompts_of(tmp_path, "1+2", max_prompt_length=limit, truncation=truncation)
     assert dataset[0].input_ids == expected
+
+
+def test_prompt_that_opens_a_thought_is_marked(tmp_path: Path):
+    records = prompts_of(tmp_path, "1?<|assistant|><think>\n", "<think> 1?", template="raw", max_prompt_length=400)
+    assert [record.opens_thought for record in records] == [True, False]
 
 
 def test_prompts_that_are_too_long_or_none_are_refused(tmp_path: Path, refused):

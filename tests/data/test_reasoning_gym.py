@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from tests.tables import refusals
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.translate import translate
 from verl.config.data import GeneratedSet
-from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.config.load import load_config
 from verl.data.prompts import PromptDataset
@@ -180,36 +180,27 @@ def test_answers_that_hang_or_die_score_zero(package):
         ("sum", {}, "reasoning_gym/sum: reasoning-gym has no generator 'sum'; did you mean 'sums'?"),
         ("sums", {"most": 0}, "AssertionError: most must be positive"),
         ("sums", {"least": 1}, "unexpected keyword argument 'least'"),
-        (
-            "objects",
-            {},
-            "reasoning_gym:a: problem 0: TypeError: string indices must be integers, not 'str'; choose other",
-        ),
+        ("objects", {}, "reasoning_gym:a: problem 0: TypeError: string indices must be integers, not 'str'; choose"),
     ],
 )
-def test_sets_that_cannot_be_generated_are_refused(package, dataset: str, options: dict[str, Any], message: str):
-    with pytest.raises(ConfigError) as error:
+def test_sets_that_cannot_be_generated_are_refused(package, dataset, options, message: str, refused):
+    with refused(f"...{message}..."):
         generated_rows("reasoning_gym:a", GeneratedSet(dataset, 0, 2, options))
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_missing_package_names_its_installation(monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_or_problem_is_refused(monkeypatch: pytest.MonkeyPatch, refused):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     load_generator.cache_clear()
-    with pytest.raises(ConfigError, match="reasoning_gym/sums: .*; `pip install reasoning-gym`"):
+    with refused("reasoning_gym/sums: ...; `pip install reasoning-gym`"):
         load_generator("sums", "{}")
-
-
-def test_ground_truths_without_a_problem_are_refused():
-    with pytest.raises(ConfigError, match="ground_truth: {}: must be a problem of reasoning-gym, with answer, dat"):
+    with refused("...ground_truth: {}: must be a problem of reasoning-gym, with answer, dat..."):
         check_ground_truth("reasoning_gym/sums", "{}")
 
 
 @pytest.mark.parametrize(("options", "message"), refusals("data/refusals.txt", "generated"))
-def test_options_of_generated_sets_are_refused(options: str, message: str):
-    with pytest.raises(ConfigError) as error:
+def test_options_of_generated_sets_are_refused(options: str, message: str, refused):
+    with refused(message):
         ppo_config(options)
-    assert str(error.value) == message
 
 
 def test_train_and_eval_take_entries_without_a_plus(package):
@@ -237,21 +228,14 @@ def test_documented_curriculum_goes_on_after_success(tmp_path: Path):
     text = (ROOT / "docs" / "data.md").read_text()
     names: dict[str, Any] = {}
     exec(text.partition("# levels.py\n")[2].partition("```")[0], names)
-
-    class Record:
-        def __init__(self, name: str):
-            self.extra_info = {"set": name}
-
-    class Outcome:
-        accuracy = [0.5, 1.0]
-
-    levels = names["Levels"]([Record("a"), Record("a"), Record("b"), Record("b")], None, 0)
+    records = [SimpleNamespace(extra_info={"set": name}) for name in "aabb"]
+    levels = names["Levels"](records, None, 0)
     drawn = iter(levels)
     first = [next(drawn) for _ in range(2)]
-    levels.update(Outcome)
+    levels.update(SimpleNamespace(accuracy=[0.5, 1.0]))
     assert sorted(first) == [0, 1] and {next(drawn), next(drawn)} == {2, 3} and len(levels) == 4
     saved = levels.state_dict()
-    again = names["Levels"]([Record("a"), Record("b")], None, 0)
+    again = names["Levels"](records[1:3], None, 0)
     again.load_state_dict(saved)
     assert again.state_dict() == saved and next(iter(again)) == 1
 

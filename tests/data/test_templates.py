@@ -89,9 +89,11 @@ def test_demonstrations_come_first():
     )
 
 
-def test_beginning_token_comes_first_alone():
+def test_beginning_token_comes_first_alone_and_once():
     assert render_prompt("plain", "a", CharacterTokenizer(bos=True)) == [1, 97, 10]
     assert render_prompt("plain", "a", CharacterTokenizer(bos=False)) == [97, 10]
+    assert render_prompt("raw", "\x01a", CharacterTokenizer(bos=True)) == [1, 97]
+    assert render_prompt("raw", "a\n ", CharacterTokenizer(bos=True)) == [1, 97, 10, 32]
 
 
 @pytest.mark.parametrize(
@@ -117,11 +119,6 @@ def test_every_template_holds_the_question_once(name: str):
     # Texts of our own templates are recognised, but for a question with an instruction and nothing more.
     bare = name in ("raw", "plain", "plain-boxed", "mathstral", "pal")
     assert (template_marker(rendered(name, "What is 3 + 4?")) is None) == bare
-
-
-def test_beginning_token_is_not_doubled():
-    assert render_prompt("raw", "\x01a", CharacterTokenizer(bos=True)) == [1, 97]
-    assert render_prompt("raw", "a\n ", CharacterTokenizer(bos=True)) == [1, 97, 10, 32]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """The generated JSON task and its verifier (arXiv 2512.00319)."""
 
 import json
+from types import ModuleType
 
 import pytest
 
-from verl.recipes.rl_struct import rows, score
+from verl.recipes import intercode_task, rl_struct, search_r1, swe_rl
+from verl.recipes.rl_struct import score
 
 TRUTH = {"name": "Ada", "age": 31, "tags": ["red", "blue"], "city": "Rome"}
 RIGHT = json.dumps(TRUTH)
@@ -37,10 +39,15 @@ def test_layers_are_rewarded_one_by_one(response, reward):
     assert found["acc"] is (reward == 1.0)
 
 
-def test_rl_struct_task_is_seeded_and_its_answers_right():
-    made = rows(300, seed=3)
-    assert made == rows(300, seed=3) != rows(300, seed=4)
-    assert len({row["prompt"][0]["content"] for row in made}) == 300
+@pytest.mark.parametrize("task", [rl_struct, swe_rl, search_r1, intercode_task])
+def test_tasks_are_seeded_and_distinct(task: ModuleType):
+    made = task.rows(200, seed=3)
+    assert made == task.rows(200, seed=3) != task.rows(200, seed=4)
+    assert len({row["prompt"][0]["content"] for row in made}) == 200
+
+
+def test_task_has_right_answers():
+    made = rl_struct.rows(300, seed=3)
     assert sum("city" in row["reward_model"]["ground_truth"] for row in made) > 100
     for row in made:
         truth = row["reward_model"]["ground_truth"]

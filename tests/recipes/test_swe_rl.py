@@ -49,10 +49,7 @@ def test_edits_are_worth_the_similarity_of_their_diffs(given: str, reward: float
 
 
 def test_task_has_right_answers():
-    made = rows(100, seed=3)
-    assert made == rows(100, seed=3) != rows(100, seed=4)
-    assert len({row["prompt"][0]["content"] for row in made}) == 100
-    for row in made:
+    for row in rows(100, seed=3):
         truth = row["reward_model"]["ground_truth"]
         before, after = truth["before"]["tools.py"].rstrip(), truth["after"]["tools.py"].rstrip()
         assert before in row["prompt"][0]["content"]

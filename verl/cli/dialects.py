@@ -44,22 +44,10 @@ def is_release(line: CommandLine) -> bool:
 
 def is_verl(overrides: Sequence[str]) -> bool:
     """Return whether a command contains an option that exists only in veRL, or requests veRL's defaults."""
-    return any(_marks(override) for override in overrides)
-
-
-def _marks(override: str) -> bool:
-    key = override_key(override)
-    group = key.partition(".")[0]
-    return (
-        override == "preset=verl"
-        or ("." in key and group in VERL_GROUPS)
-        or ("." in key and group in SHARED_GROUPS and not _is_ours(key) and find_verl(key) is not None)
-    )
-
-
-def find_release(key: str) -> tuple[Option, str] | None:
-    """Like :func:`find_verl`, but for the release's option ``key``."""
-    return (RELEASE[key], "") if key in RELEASE else None
+    keys = [key for key in map(override_key, overrides) if "." in key]
+    shared = [key for key in keys if key.partition(".")[0] in SHARED_GROUPS and not _is_ours(key)]
+    only_verls = any(key.partition(".")[0] in VERL_GROUPS for key in keys)
+    return "preset=verl" in overrides or only_verls or any(find_verl(key) is not None for key in shared)
 
 
 def find_verl(key: str) -> tuple[Option, str] | None:
@@ -113,17 +101,14 @@ def refuse_trl_name(key: str, value: str) -> None:
     name = leaf.replace("-", "_")
     text = next((group["rows"][name] for group in trl_groups() if name in group["rows"]), None)
     # Also below a group of ours, as in trainer.max_steps.
-    if text is None or key.replace("-", "_") in SCHEMA or key in VERL or not _is_group(group):
+    is_group = not group or any(option.startswith(f"{group}.") for option in SCHEMA)
+    if text is None or key.replace("-", "_") in SCHEMA or key in VERL or not is_group:
         return
     option, remark = trl_option(text)
     if not option:
         raise FlagError(f"{key}: is a name of TRL's; here: {plain(remark)}")
     remark = f" ({plain(remark)})" if remark else ""
     raise FlagError(f"TRL's {name} is {option} here: {option}={value or 'VALUE'}{remark}")
-
-
-def _is_group(name: str) -> bool:
-    return not name or any(option.startswith(f"{name}.") for option in SCHEMA)
 
 
 def require_known(override: str) -> None:
@@ -150,8 +135,7 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 def with_verl_file(line: CommandLine) -> CommandLine:
     """Return the command with the values of its configuration file prepended; for veRL's own files, ``preset=verl``.
 
-    Raises:
-        FlagError: If the file is missing, unreadable or not based on veRL's.
+    Raises ``FlagError`` if the file is missing, unreadable or not based on veRL's.
     """
     kept, named = list[str](), {"name": CONFIG_NAMES[0], "folder": ""}
     rest = list(line.hydra)

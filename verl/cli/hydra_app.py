@@ -27,8 +27,7 @@ def run_hydra(
     With ``--multirun``, Hydra does this for every job, and the folder that it creates for the job is the run's folder;
     a run's folder on the command line is that of the sweep. At the end, the command for a page of all runs is printed.
 
-    Raises:
-        SystemExit: With a message if the overrides cannot be composed or the config is invalid.
+    Raises ``SystemExit`` with a message if the overrides cannot be composed or the config is invalid.
     """
 
     folders: list[str] = []

@@ -60,9 +60,8 @@ def analysis_arguments(line: CommandLine) -> list[str] | None:
     Returns:
         None if the arguments request training, as they do without ``--val_only``.
 
-    Raises:
-        FlagError: If a flag is unknown or has an unsupported value, or an option has no counterpart in an analysis.
-        ConfigError: If an override is invalid.
+    Raises ``FlagError`` if a flag is unknown or has an unsupported value, or an option has no counterpart in an
+    analysis. Raises ``ConfigError`` if an override is invalid.
     """
     mode = line.flags.get("motivation_mode", "").lower()
     if mode in ("", "disable"):

@@ -60,10 +60,6 @@ class CommandLine:
             raise FlagError(f"{key}={text}: must be a whole number, from which the other sizes follow")
         return int(text)
 
-    def filled(self, text: str) -> str:
-        """Return ``text`` with ``${option:default}`` replaced by the options' values."""
-        return re.sub(r"\$\{([\w.]+):(\w+)\}", lambda found: self.text(found[1], found[2]), text)
-
 
 def plain(markdown: str) -> str:
     """Return the text without Markdown's code marks."""
@@ -104,15 +100,17 @@ class Option:
     def translate(self, value: str, line: CommandLine) -> list[str]:
         """Return our overrides for the value of the option, as typed.
 
-        Raises:
-            FlagError: If the option, or this value, is rejected.
+        Raises ``FlagError`` if the option, or this value, is rejected.
         """
         if self.refused:
             raise FlagError(plain(self.refused))
         if any(line.text(option) in values for option, values in self.unless.items()):
             return []
         words = {same(part).lower() for part in elements(value) or ["null"]}
-        if self.only and words - {line.filled(word).lower() for word in self.only}:
+        # An accepted value such as ${option:default} is that of another option.
+        references = r"\$\{([\w.]+):(\w+)\}"
+        accepted = {re.sub(references, lambda name: line.text(name[1], name[2]), word).lower() for word in self.only}
+        if self.only and words - accepted:
             must = "" if self.because else f"must be {' or '.join(self.only)}"
             raise FlagError(plain(_joined(self.because or self.no_effect, self.instead or must)))
         if same(value) in self.skip:

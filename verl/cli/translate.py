@@ -11,11 +11,10 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.cli.dialects import (
-    find_release,
     find_verl,
     is_release,
     is_verl,
@@ -24,7 +23,7 @@ from verl.cli.dialects import (
     require_known,
     with_verl_file,
 )
-from verl.cli.rules import FLAGS
+from verl.cli.rules import FLAGS, RELEASE
 from verl.cli.tables import CommandLine, Option
 from verl.cli.values import FlagError, literal, nearest, note, override_key, unquoted
 from verl.config.calculator import BASE_METRICS
@@ -63,9 +62,8 @@ def translate(arguments: Sequence[str]) -> list[str]:
 
     Overrides take precedence over flags, regardless of their order. Notes are printed to stderr.
 
-    Raises:
-        FlagError: If a flag is unknown, a value is missing or unsupported, or swept models need different settings.
-        ConfigError: If an override is invalid.
+    Raises ``FlagError`` if a flag is unknown, a value is missing or unsupported, or swept models need different
+    settings. Raises ``ConfigError`` if an override is invalid.
     """
     return overrides_of(read_line(arguments))
 
@@ -79,13 +77,12 @@ def require_one_configuration(line: CommandLine) -> None:
 def read_line(arguments: Sequence[str]) -> CommandLine:
     """Return the sorted arguments, with the release's Hydra options converted to its flags.
 
-    Raises:
-        FlagError: If a flag is unknown, or a value is missing or unsupported.
+    Raises ``FlagError`` if a flag is unknown, or a value is missing or unsupported.
     """
     line = sort_arguments(arguments, refuse_trl_name)
     if not is_release(line):
         return line
-    words, others = _translated(line, find_release)
+    words, others = _translated(line, lambda key: (RELEASE[key], "") if key in RELEASE else None)
     flags = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
     overrides = [*(word for word in words if not word.startswith("--")), *others]
     if "preset" not in line.options:
@@ -174,19 +171,15 @@ def _apply(given: Mapping[str, str], find: Find, line: CommandLine) -> list[str]
     return words
 
 
-def _composed(overrides: Sequence[str], *keys: str) -> DictConfig:
-    """Return the config composed from the overrides of ``keys`` alone."""
-    return compose_config(PPOConfig, "ppo_trainer", [o for o in overrides if override_key(o) in keys])
-
-
 def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
     """Return ``overrides`` with "Log Effective Rank" added to ``calculator.metric_indices``."""
     key = "calculator.metric_indices"
     keys = ("preset", "experiment", "calculator", key)
     try:
-        found = _composed(overrides, *keys).calculator.metric_indices
+        chosen = [o for o in overrides if override_key(o) in keys]
+        found = compose_config(PPOConfig, "ppo_trainer", chosen).calculator.metric_indices
     except ConfigError as error:
-        if any("," in override for override in overrides if override_key(override) in keys):
+        if any("," in override for override in chosen):
             raise FlagError(
                 f"--compute_log_effective_rank: cannot be added to a sweep over one of {', '.join(keys)}; set {key} "
                 "with 4 among its indices instead"
@@ -200,8 +193,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
     """Return ``overrides`` with the preset for non-embedded models added, unless they already choose a preset.
 
-    Raises:
-        FlagError: If a sweep contains both the embedded model and other models.
+    Raises ``FlagError`` if a sweep contains both the embedded model and other models.
     """
     keys = [override_key(override) for override in overrides]
     own = any(_hydra_value(hydra, flags) for flags in USER_CONFIG.values())
@@ -247,8 +239,7 @@ def _choices(override: str) -> list[str]:
 def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool]:
     """Return the ``model.path`` that these overrides set, and whether a user's file chooses a preset.
 
-    Raises:
-        ConfigError: If an override is invalid.
+    Raises ``ConfigError`` if an override is invalid.
     """
     own = {name: _hydra_value(hydra, flags) for name, flags in USER_CONFIG.items()}
     folder = [f"hydra.searchpath=['file://{Path(own['folder']).resolve()}']"] if own["folder"] else []
@@ -274,8 +265,7 @@ def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] 
 
     ``refuse``, if given, is called with the name and value of each override and unknown flag for a better error.
 
-    Raises:
-        FlagError: If a flag is unknown or its value is missing.
+    Raises ``FlagError`` if a flag is unknown or its value is missing.
     """
     line = CommandLine({}, [], [])
     rest = with_new_names(arguments)

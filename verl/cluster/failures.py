@@ -65,14 +65,17 @@ FIXES = {
 }
 """Mapping from worker methods to the options that lower their memory use."""
 
-PHASES = {"start": "start of models and engine", "rollout.advance": "gen", "rollout.cut": "gen"}
-PHASES |= {"compute_logprobs": "old_log_prob", "compute_ref_logprobs": "ref", "critic.compute_values": "values"}
-PHASES |= {
+PHASES = {
+    "start": "start of models and engine",
+    **dict.fromkeys(("rollout.advance", "rollout.cut"), "gen"),
+    "compute_logprobs": "old_log_prob",
+    "compute_ref_logprobs": "ref",
     "compute_teacher_logprobs": "teacher",
+    "critic.compute_values": "values",
     "reward_model.compute_scores": "reward_model",
+    **dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor"),
     "critic.update": "update_critic",
 }
-PHASES |= dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor")
 """Mapping from worker methods to their phase in the log, if the names differ."""
 
 ENGINE_MESSAGES = (

@@ -20,6 +20,16 @@ RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 """Mapping from device types to Ray's resource names."""
 
 
+Say = Callable[[str], None]
+"""Function that shows a line to the user."""
+Interrupt = Callable[[], None]
+"""Function that runs at least once a second during a wait; an exception ends the wait."""
+
+
+def never() -> None:
+    """Do not interrupt a wait."""
+
+
 class Machine(NamedTuple):
     """Machine of the cluster, as listed by Ray."""
 
@@ -61,19 +71,12 @@ def run_on(
     calls: Mapping[str, tuple[Any, ...]],
     function: Callable[..., Any],
     limit_s: float = ANSWER_S,
-    interrupt: Callable[[], None] = lambda: None,
+    interrupt: Interrupt = never,
 ) -> dict[str, Any]:
-    """Run a function once on each of several machines.
+    """Run a function once on each of several machines; ``calls`` maps node ids to the function's arguments there.
 
-    Args:
-        calls: Mapping from node ids to the function's arguments on that node.
-        interrupt: Callback that runs about once a second; an exception ends the wait.
-
-    Returns:
-        Results by node id, without machines that were lost or did not respond within ``limit_s``.
-
-    Raises:
-        RayTaskError: If the function raised.
+    Returns results by node id, without machines that were lost or did not respond within ``limit_s``. Raises
+    ``RayTaskError`` if the function raised.
     """
     task: Any = ray.remote(function)
     alive, results, deadline = living_machines(), {}, time.monotonic() + limit_s
@@ -101,20 +104,11 @@ def run_on(
 
 
 def wait_for_machines(
-    nnodes: int,
-    workers_per_node: int,
-    device_type: str,
-    timeout_s: float,
-    say: Callable[[str], None],
-    interrupt: Callable[[], None] = lambda: None,
+    nnodes: int, workers_per_node: int, device_type: str, timeout_s: float, say: Say, interrupt: Interrupt = never
 ) -> None:
     """Wait before a run until ``nnodes`` machines have room for the workers, logging every machine that joins.
 
-    Args:
-        interrupt: Callback that runs several times a second; an exception ends the wait.
-
-    Raises:
-        ConfigError: If this takes more than ``timeout_s`` seconds; lists the joined and, if known, missing machines.
+    Raises ``ConfigError`` after ``timeout_s`` seconds, which lists the joined and, if known, the missing machines.
     """
     resource = RESOURCES[device_type]
     for there, waited in _counts(lambda: len(machines_with(workers_per_node, device_type)), nnodes, say, interrupt):
@@ -131,13 +125,12 @@ def gather_machines(
     workers_per_node: int,
     device_type: str,
     limit_s: float,
-    say: Callable[[str], None],
-    interrupt: Callable[[], None],
+    say: Say,
+    interrupt: Interrupt,
 ) -> int:
     """Wait before a restart for ``nnodes`` machines, or after ``limit_s`` for ``min_nnodes``, and return their number.
 
-    Raises:
-        RequeueError: If fewer than ``min_nnodes`` machines respond after twice ``limit_s``.
+    Raises ``RequeueError`` if fewer than ``min_nnodes`` machines respond after twice ``limit_s``.
     """
     for there, waited in _counts(lambda: _answering(workers_per_node, device_type), nnodes, say, interrupt):
         if waited >= limit_s and there >= min_nnodes:
@@ -149,16 +142,11 @@ def gather_machines(
 
 
 def wait_for_room(
-    groups: Sequence[tuple[int, int]],
-    device_type: str,
-    limit_s: float,
-    say: Callable[[str], None],
-    interrupt: Callable[[], None],
+    groups: Sequence[tuple[int, int]], device_type: str, limit_s: float, say: Say, interrupt: Interrupt
 ) -> None:
     """Wait until the cluster has room for all groups of (machines, workers per machine) at the same time.
 
-    Raises:
-        NoRoom: If there is still no room after ``limit_s`` seconds.
+    Raises ``NoRoom`` if there is still no room after ``limit_s`` seconds.
     """
     resource = RESOURCES[device_type]
 
@@ -190,9 +178,7 @@ def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
     return True
 
 
-def _counts(
-    count: Callable[[], int], nnodes: int, say: Callable[[str], None], interrupt: Callable[[], None]
-) -> Iterator[tuple[int, float]]:
+def _counts(count: Callable[[], int], nnodes: int, say: Say, interrupt: Interrupt) -> Iterator[tuple[int, float]]:
     """Yield the number of machines and the seconds waited until there are ``nnodes``, logging changes."""
     started, seen = time.monotonic(), -1
     while (there := count()) < nnodes:
@@ -208,11 +194,7 @@ def _counts(
 def _answering(workers_per_node: int, device_type: str) -> int:
     """Count the machines with room for workers that actually run a task, since Ray also lists unreachable machines."""
     machines = machines_with(workers_per_node, device_type)
-    return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), _nothing))
-
-
-def _nothing() -> None:
-    pass
+    return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), never))
 
 
 def _describe(nnodes: int, resource: str) -> str:

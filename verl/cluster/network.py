@@ -42,8 +42,7 @@ def own_addresses() -> dict[str, str]:
 def address_towards(host: str) -> str:
     """Return this machine's address on the route to ``host``, or an external address if ``host`` is this machine.
 
-    Raises:
-        OSError: If ``host`` cannot be resolved or there is no route to it.
+    Raises ``OSError`` if ``host`` cannot be resolved or there is no route to it.
     """
     target, own = socket.gethostbyname(host), own_addresses()
     if target in own:
@@ -59,11 +58,6 @@ def address_towards(host: str) -> str:
                 return next(iter(own))
             raise
         return str(probe.getsockname()[0])
-
-
-def interface_towards(host: str) -> str:
-    """Return the network interface of :func:`address_towards`, or an empty string for the loopback."""
-    return own_addresses().get(address_towards(host), "")
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,8 +20,8 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 import verl
 from verl.checkpoint.folders import latest_checkpoint
 from verl.cluster.failures import MachineError
-from verl.cluster.machines import MachineSetup, living_machines, run_on
-from verl.cluster.network import address_towards, interface_towards
+from verl.cluster.machines import Interrupt, MachineSetup, living_machines, never, run_on
+from verl.cluster.network import address_towards, own_addresses
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
 from verl.utils.process import restore_umask
@@ -74,9 +74,9 @@ def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Seq
         elif not is_complete(Path(model)):
             problems.append(f"model.path={model!r}: is not a model's folder there")
     problems += [f"data.*_files={name!r}: is not there" for name in files if not Path(name).exists()]
-    host, cores = head.rpartition(":")[0], len(os.sched_getaffinity(0))
-    own = (socket.gethostname(), address_towards(host), interface_towards(host), cores)
-    return MachineFacts(*own, versions(), problems)
+    address, cores = address_towards(head.rpartition(":")[0]), len(os.sched_getaffinity(0))
+    interface = own_addresses().get(address, "")
+    return MachineFacts(socket.gethostname(), address, interface, cores, versions(), problems)
 
 
 def versions() -> dict[str, str]:
@@ -125,20 +125,12 @@ def room_for_checkpoint(folder: Path) -> int:
 
 
 def survey(
-    placement: PlacementGroup,
-    folder: Path,
-    models: Sequence[str],
-    files: Sequence[str],
-    interrupt: Callable[[], None] = lambda: None,
+    placement: PlacementGroup, folder: Path, models: Sequence[str], files: Sequence[str], interrupt: Interrupt = never
 ) -> list[MachineSetup]:
     """Check the machine of every bundle in a placement group and return the worker setups.
 
-    Args:
-        interrupt: Callback that runs about once a second; an exception ends the wait.
-
-    Raises:
-        ConfigError: If machines lack something; the message has a line for each problem, naming the machine.
-        MachineError: If a machine is lost during the check.
+    Raises ``ConfigError`` if machines lack something; the message has a line for each problem, naming the machine.
+    Raises ``MachineError`` if a machine is lost during the check.
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"
@@ -163,14 +155,12 @@ def survey(
     by_bundle: list[MachineFacts] = [facts[nodes[bundle]] for bundle in sorted(nodes)]
     if lines := [line for machine in by_bundle for line in _complaints(machine)]:
         raise ConfigError("\n".join(lines))
-    # A machine's own name may resolve to the loopback, which no other machine can reach.
-    networks = [
-        {name: os.environ.get(name, one.interface) for name in INTERFACES if one.interface} for one in by_bundle
-    ]
-    return [
-        MachineSetup(machine.cores, network | {"VLLM_HOST_IP": machine.address})
-        for machine, network in zip(by_bundle, networks, strict=True)
-    ]
+    setups = []
+    for machine in by_bundle:
+        # A machine's own name may resolve to the loopback, which no other machine can reach.
+        network = {name: os.environ.get(name, machine.interface) for name in INTERFACES if machine.interface}
+        setups.append(MachineSetup(machine.cores, network | {"VLLM_HOST_IP": machine.address}))
+    return setups
 
 
 def _complaints(machine: MachineFacts) -> list[str]:

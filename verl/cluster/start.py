@@ -70,9 +70,8 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
 
     On a cluster, all of its machines are checked for GPUs, since they may differ from this one.
 
-    Raises:
-        ConfigError: If torch sees no GPU although ``device`` is ``cuda`` or this machine has one, or if there is no
-            cluster for ``nnodes`` machines.
+    Raises ``ConfigError`` if torch sees no GPU although ``device`` is ``cuda`` or this machine has one, or if there is
+    no cluster for ``nnodes`` machines.
     """
     if not cluster_address():
         if nnodes > 1:
@@ -122,8 +121,7 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
     A local cluster is stopped after the block and leaves no processes, no token in the home folder and, unless the
     block raised, no files. It has ``object_store_mb`` of shared memory.
 
-    Raises:
-        ConfigError: If the cluster does not respond or refuses the token, or if a local one does not start.
+    Raises ``ConfigError`` if the cluster does not respond or refuses the token, or if a local one does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -183,11 +181,11 @@ def _init_ray(**options: Any) -> None:
             if SLOW_START not in str(error):
                 raise
             # Ray stops the processes that it has started so far only when this process exits.
-            started = [each for each in psutil.Process().children(recursive=True) if each not in before]
-            for process in [each for each in started if options["_temp_dir"] in " ".join(_command(each))]:
+            for process in set(psutil.Process().children(recursive=True)) - before:
                 with suppress(psutil.Error):
-                    process.kill()
-                    process.wait(KILL_S)
+                    if options["_temp_dir"] in " ".join(process.cmdline()):
+                        process.kill()
+                        process.wait(KILL_S)
             if not tries_left:
                 raise ConfigError(
                     f"Ray's processes did not start within half a minute, {START_TRIES} times: this machine is too "
@@ -195,20 +193,12 @@ def _init_ray(**options: Any) -> None:
                 ) from error
 
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.NoSuchProcess:
-        return []
-
-
 def private_folder() -> Path:
     """Return this user's private folder for Ray's temporary files, since folders that Ray creates are world-writable.
 
     It is located in RAY_TMPDIR, or in /tmp by default.
 
-    Raises:
-        ConfigError: If its path is too long for the sockets that Ray creates in it.
+    Raises ``ConfigError`` if its path is too long for the sockets that Ray creates in it.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or "/tmp").absolute()  # noqa: S108
     folder = parent / f"verl-{os.getuid()}"

@@ -161,7 +161,7 @@ class ActorConfig(LearnerConfig):
     def check(self) -> None:
         loss = self.policy_loss
         fix = f"are those of a policy loss of your own, and {loss} is not; set it to {{}}"
-        self.require(not self.policy_loss_kwargs or self.is_custom_loss, "policy_loss_kwargs", fix)
+        self.require(not self.policy_loss_kwargs or ":" in loss, "policy_loss_kwargs", fix)
         require_custom_kwargs("kl_loss_type", self.kl_loss_type, self.kl_loss_type_kwargs)
         low, most = self.clip_range[0], math.inf if loss == "gmpo" else 1
         require(0 < low <= most, "clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
@@ -178,11 +178,6 @@ class ActorConfig(LearnerConfig):
         clips = {"clip_low": low, "clip_high": high}
         names = LOSS_OPTIONS.get(self.policy_loss, ())
         return {name: clips[name] if name in clips else getattr(self, name) for name in names}
-
-    @property
-    def is_custom_loss(self) -> bool:
-        """Whether ``policy_loss`` is an import path of custom code."""
-        return ":" in self.policy_loss
 
     @property
     def clip_range(self) -> tuple[float, float]:

@@ -73,8 +73,7 @@ class GeneratedSet(NamedTuple):
 def generated_set(name: str, entries: Mapping[str, Mapping[str, Any]]) -> GeneratedSet | None:
     """Return the data set ``reasoning_gym:KEY``, described by the entry ``KEY``, or None for other names.
 
-    Raises:
-        ConfigError: If the entry is not a mapping, or its seed or size is not an integer in range.
+    Raises ``ConfigError`` if the entry is not a mapping, or its seed or size is not an integer in range.
     """
     if not name.startswith(GENERATOR):
         return None
@@ -215,12 +214,10 @@ class DataConfig(Group):
             return
         field = "train_weights"
         self.require(0 < sum(weights) < math.inf, field, "needs a weight above 0, and a finite sum")
-        fix = f"data.train_files has {files} entries; name one weight for each"
-        self.require(len(weights) == files, field, fix)
+        self.require(len(weights) == files, field, f"data.train_files has {files} entries; name one weight for each")
         self.require(self.shuffle, field, "mixing draws prompts at random; set data.shuffle=true")
         mixes = self.custom_cls.path is None and self.sampler.class_path is None
-        fix = "with data.custom_cls or data.sampler, your class does the mixing; leave it out"
-        self.require(mixes, field, fix)
+        self.require(mixes, field, "with data.custom_cls or data.sampler, your class does the mixing; leave it out")
 
     def _check_generated(self) -> None:
         sets = {name: generated_set(name, self.generated) for name in [*self.train_files, *self.val_files]}

@@ -15,11 +15,8 @@ def in_one_line(error: BaseException) -> str:
 
 def visible(text: str) -> str:
     """Return ``text`` with non-printing characters other than newlines replaced by escapes such as ``\\x1b``."""
-    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
-
-
-def _is_hidden(character: str) -> bool:
-    return not character.isprintable() and character != "\n" and unicodedata.category(character) in HIDDEN
+    hidden = {c for c in text if not c.isprintable() and c != "\n" and unicodedata.category(c) in HIDDEN}
+    return "".join(c.encode("unicode_escape").decode() if c in hidden else c for c in text)
 
 
 class Mistakes:

@@ -117,8 +117,7 @@ for resolver in (share_of, at_least, fitting, by_model, fast_dtype):
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """Convert a composed Hydra config to an instance of the dataclass ``schema``.
 
-    Raises:
-        ConfigError: If a key is unknown or missing, a value has the wrong type, or options are inconsistent.
+    Raises ``ConfigError`` if a key is unknown or missing, a value has the wrong type, or options are inconsistent.
     """
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
@@ -157,8 +156,7 @@ def parse_values(schema: type[ConfigT], values: Any) -> ConfigT:
 def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
     """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, including the group ``hydra`` if ``with_hydra``.
 
-    Raises:
-        ConfigError: If an override is invalid.
+    Raises ``ConfigError`` if an override is invalid.
     """
     check_group_values(overrides)
     overrides = with_new_names(overrides)
@@ -175,8 +173,7 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_
 def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ()) -> ConfigT:
     """Compose ``configs/<name>.yaml`` with Hydra ``overrides`` and parse it into ``schema``.
 
-    Raises:
-        ConfigError: As in ``compose_config`` and ``parse_config``.
+    Raises ``ConfigError`` as in ``compose_config`` and ``parse_config``.
     """
     return parse_config(schema, compose_config(schema, name, overrides))
 

@@ -114,8 +114,7 @@ class RewardScoreConfig(Group):
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
             well_formed = bool(source.strip()) and all(_is_function(part) for _, part in summands(path))
-            fix = "must have the form data_source=module:function, or file.py:function"
-            require(well_formed, field, entry, fix)
+            require(well_formed, field, entry, "must have the form data_source=module:function, or file.py:function")
             fix = f"{source} already has {paths.get(source)}; add them in one entry, {source}=FUNCTION+0.5*FUNCTION"
             require(source not in paths, field, entry, fix)
             paths[source] = path

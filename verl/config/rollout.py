@@ -229,8 +229,7 @@ class MultiTurnConfig(Group):
         self.require(tools or self.environment is not None, "enable", fix)
         fix = f"an environment calls tools itself: list them in its class as tools, and leave out {self.names_tools}"
         self.require(not (tools and self.environment is not None), "environment", fix)
-        fix = "tools give no rewards; set it to add"
-        self.require(not tools or self.reward == "add", "reward", fix)
+        self.require(not tools or self.reward == "add", "reward", "tools give no rewards; set it to add")
         paths = {f"tools[{i}]": path for i, path in enumerate(self.tools)} | {"environment": self.environment}
         for field, path in paths.items():
             if path is not None:
@@ -296,8 +295,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
         hf = self.name == "hf"
         fix = "rollout.name=hf has no such arguments; leave it empty"
         self.require(not (hf and self.engine_kwargs), "engine_kwargs", fix)
-        fix = "rollout.name=hf draws from streams alone; set it to true"
-        self.require(self.seeded or not hf, "seeded", fix)
+        self.require(self.seeded or not hf, "seeded", "rollout.name=hf draws from streams alone; set it to true")
         fix = "engines of their own need machines and workers on each; set it and rollout.{} above 0, or both to 0"
         self.require(self.nnodes > 0 or not self.n_gpus_per_node, "nnodes", fix.format("n_gpus_per_node"))
         self.require(self.n_gpus_per_node > 0 or not self.nnodes, "n_gpus_per_node", fix.format("nnodes"))

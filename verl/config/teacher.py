@@ -46,8 +46,7 @@ class TeacherServerConfig(Group):
         fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
         self.require(self.address is None or self.address.startswith(("http://", "https://")), "address", fix)
         # The address appears in files and messages.
-        fix = "must have no user and password; set OPENAI_API_KEY"
-        require("@" not in (self.address or ""), "address", "...", fix)
+        require("@" not in (self.address or ""), "address", "...", "must have no user and password; set OPENAI_API_KEY")
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ Conversation = tuple[list[int], list[int]]
 class ConversationDataset(Dataset[Conversation]):
     """The conversations in ``files``, tokenized at construction.
 
-    Raises:
-        ConfigError: if a file cannot be read or lacks the column, or if a conversation (named by file and row) is
-            malformed, has no assistant turn to learn, does not fit the chat template, or is too long.
+    Raises ``ConfigError`` if a file cannot be read or lacks the column, or if a conversation (named by file and row) is
+    malformed, has no assistant turn to learn, does not fit the chat template, or is too long.
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -110,8 +109,7 @@ def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
 def conversation_loader(dataset: ConversationDataset, batch_size: int, seed: int) -> StatefulDataLoader:
     """Return a loader of shuffled batches of ``batch_size`` conversations; the incomplete last batch is dropped.
 
-    Raises:
-        ConfigError: if there are fewer conversations than ``batch_size``.
+    Raises ``ConfigError`` if there are fewer conversations than ``batch_size``.
     """
     if len(dataset) < batch_size:
         raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")

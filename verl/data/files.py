@@ -47,8 +47,7 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "", chats: Se
         field: options that set the column names, for error messages.
         chats: names of columns in which a null of a parquet file or a hub dataset is a key that the record lacks.
 
-    Raises:
-        ConfigError: if the file or dataset does not exist or cannot be read, or a row lacks one of ``columns``.
+    Raises ``ConfigError`` if the file or dataset does not exist or cannot be read, or a row lacks one of ``columns``.
     """
     path, published = Path(name), hub_set(name)
     if published is not None:
@@ -153,23 +152,18 @@ def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
     # With dictionary encoding, every row of a group may hold a value as large as the whole group.
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     at_a_time = max(1, min(ROWS_AT_A_TIME, limit // max(1, *sizes, 1)))
-    schema = pa.schema([field.with_type(_decoded(field.type)) for field in file.schema_arrow])
+    types = ((field, field.type) for field in file.schema_arrow)
+    schema = pa.schema([field.with_type(t.value_type if pa.types.is_dictionary(t) else t) for field, t in types])
     for group in range(file.num_row_groups):
         for batch in file.iter_batches(at_a_time, row_groups=[group]):
             # Decode dictionaries, so that the batch size reflects the size of its rows.
             yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def _decoded(kind: pa.DataType) -> pa.DataType:
-    """Return the value type of a dictionary type; return other types unchanged."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
     """Return the objects in a JSON lines file with their line numbers, starting at 1; blank lines are skipped.
 
-    Raises:
-        ConfigError: if the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
+    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
     """
     # splitlines() would also split at characters that JSON allows inside strings.
     lines = enumerate(_text(path).split("\n"), start=1)
@@ -180,8 +174,7 @@ def read_json_lines(path: Path) -> list[tuple[int, Row]]:
 def read_csv(path: Path) -> list[Row]:
     """Return the rows of a CSV file with a header; all values are strings.
 
-    Raises:
-        ConfigError: if the file cannot be read or is not UTF-8 text, or a row does not match the header.
+    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or a row does not match the header.
     """
     try:
         reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)

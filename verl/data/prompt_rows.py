@@ -62,8 +62,7 @@ class PromptReader:
     def read(self, row: Mapping[str, Any], where: str) -> PromptRecord:
         """Convert a row, which error messages call ``where``, without its tokens; its number is that of the row.
 
-        Raises:
-            ConfigError: If the row is malformed or cannot be scored.
+        Raises ``ConfigError`` if the row is malformed or cannot be scored.
         """
         config = self.config
         if self.scored:

@@ -41,9 +41,8 @@ class PromptDataset(Dataset[PromptRecord]):
         scored: whether verifiers score the responses, so that rows need a data source and a ground truth.
         begin: function that returns the records, as yet without tokens, with the first observations of environments.
 
-    Raises:
-        ConfigError: if a file cannot be read or lacks a column; if no prompt is short enough; or if a row (named by
-            file and number) is malformed, does not fit ``data.template``, is too long, or cannot be scored.
+    Raises ``ConfigError`` if a file cannot be read or lacks a column; if no prompt is short enough; or if a row (named
+    by file and number) is malformed, does not fit ``data.template``, is too long, or cannot be scored.
     """
 
     def __init__(
@@ -170,8 +169,7 @@ def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidat
 
     The incomplete last batch of an epoch is dropped.
 
-    Raises:
-        ConfigError: if there are fewer prompts than one batch needs, or if ``data.sampler`` cannot be used.
+    Raises ``ConfigError`` if there are fewer prompts than one batch needs, or if ``data.sampler`` cannot be used.
     """
     size = config.prompts_per_batch * candidates
     if len(dataset) < size:

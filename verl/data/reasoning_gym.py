@@ -15,8 +15,7 @@ Row = dict[str, Any]
 def generated_rows(name: str, generated: GeneratedSet) -> list[Row]:
     """Return the problems of a generated set, which error messages call ``name``, as rows in veRL's layout.
 
-    Raises:
-        ConfigError: If reasoning-gym is not installed, lacks the generator, refuses its options or fails.
+    Raises ``ConfigError`` if reasoning-gym is not installed, lacks the generator, refuses its options or fails.
     """
     options = dict(generated.options) | {"seed": generated.seed, "size": generated.size}
     dataset, rows = load_generator(generated.dataset, json.dumps(options, sort_keys=True)), []

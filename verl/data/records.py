@@ -90,8 +90,7 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
     Null fields are removed, except for content beside tool calls. Text parts of a content are joined, and arguments of
     calls become objects. Error messages call the chat ``what``.
 
-    Raises:
-        ConfigError: if it is malformed or empty. The message names ``where``, the column and its ``option``.
+    Raises ``ConfigError`` if it is malformed or empty. The message names ``where``, the column and its ``option``.
     """
     if not isinstance(value, list) or not all(
         isinstance(message, dict) and "role" in message and ("content" in message or message.get("tool_calls"))

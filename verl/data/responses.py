@@ -15,7 +15,8 @@ def decode_responses(
 
     ``<think>`` and ``</think>`` are kept even if they are special tokens, because verifiers look for them.
     """
-    tags = special_tags(tokenizer)
+    added = tokenizer.added_tokens_decoder.items()
+    tags = {i: token.content for i, token in added if token.special and token.content in (THINK, END_OF_THINK)}
     if not tags:
         texts = list(tokenizer.batch_decode(list(responses), skip_special_tokens=True))
     else:
@@ -49,12 +50,6 @@ def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str
         if not unfinished:
             start, read = read, end
     return pieces
-
-
-def special_tags(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return the thinking tags that are special tokens of the tokenizer, by id."""
-    added = tokenizer.added_tokens_decoder.items()
-    return {i: token.content for i, token in added if token.special and token.content in (THINK, END_OF_THINK)}
 
 
 def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:

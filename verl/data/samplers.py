@@ -107,9 +107,8 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 class CustomSampler(Sampler[int]):
     """Wrapper that validates a user's sampler.
 
-    Raises:
-        ConfigError: if the class cannot be loaded or raises, if its length is unknown or less than the batch size, or
-            if it defines only one of ``state_dict`` and ``load_state_dict``.
+    Raises ``ConfigError`` if the class cannot be loaded or raises, if its length is unknown or less than the batch
+    size, or if it defines only one of ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int, batch_size: int) -> None:

@@ -28,8 +28,7 @@ class TeacherPrompts:
             None, so that the teacher reads the policy's prompt.
         limit: Maximum number of tokens of a prompt and its response for the teacher, or None.
 
-    Raises:
-        ConfigError: If the function cannot be loaded, or does not accept these arguments.
+    Raises ``ConfigError`` if the function cannot be loaded, or does not accept these arguments.
     """
 
     def __init__(self, path: str, data: DataConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> None:
@@ -52,8 +51,7 @@ class TeacherPrompts:
         Args:
             of_response: Values of the parameters ``RESPONSE``, which need not be there unless ``read_verdicts``.
 
-        Raises:
-            ConfigError: If the function raises, or returns no text and no chat that the template takes.
+        Raises ``ConfigError`` if the function raises, or returns no text and no chat that the template takes.
         """
         if record.uid in self._known:
             return self._known[record.uid]
@@ -74,8 +72,7 @@ class TeacherPrompts:
     def of_batch(self, batch: Batch) -> list[list[int]]:
         """Return the token ids of the teacher's prompt for each response of ``batch``.
 
-        Raises:
-            ConfigError: If a prompt with its response is longer than the teacher reads.
+        Raises ``ConfigError`` if a prompt with its response is longer than the teacher reads.
         """
         prompts = [self.tokens(*row) for row in zip(batch.records, _of_responses(batch), strict=True)]
         responses = batch.response_lengths.tolist()

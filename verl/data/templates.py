@@ -25,6 +25,10 @@ BOXED = "Please reason step by step, and put your final answer within \\boxed{}.
 
 Demonstration = tuple[str, str]
 """A question and its worked answer."""
+Chat = Sequence[Mapping[str, Any]]
+"""Messages."""
+Arguments = Mapping[str, Any] | None
+"""Additional arguments of a chat template."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +121,14 @@ def render_prompt(
     Args:
         chat_arguments: additional arguments for the tokenizer's chat template, if ``template`` uses it.
 
-    Raises:
-        ConfigError: if the template does not exist, or it needs a chat template that is missing or fails.
+    Raises ``ConfigError`` if the template does not exist, or it needs a chat template that is missing or fails.
     """
     form = find_template(template)
     if form.chat:
         check_template(template, tokenizer, "template")
-        return render_chat(_messages(form, question, demonstrations), tokenizer, chat_arguments)
+        turns = [text for example, answer in demonstrations for text in (_fill(form, example), answer)]
+        pairs = zip(cycle(("user", "assistant")), [*turns, _fill(form, question)], strict=False)
+        return render_chat([{"role": role, "content": text} for role, text in pairs], tokenizer, chat_arguments)
     # Add only the beginning-of-sequence token. Some tokenizers also append an end token, which would stop generation.
     start = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
     ids = list(tokenizer(_text(form, question, demonstrations), add_special_tokens=False).input_ids)
@@ -132,15 +137,11 @@ def render_prompt(
 
 
 def render_chat(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    chat_arguments: Mapping[str, Any] | None = None,
-    generation_prompt: bool = True,
+    messages: Chat, tokenizer: PreTrainedTokenizerBase, chat_arguments: Arguments = None, generation_prompt: bool = True
 ) -> list[int]:
     """Return the token ids of a chat rendered by the tokenizer's template, with a generation prompt if requested.
 
-    Raises:
-        ConfigError: if the template fails on the chat or rejects it, for example because of a system message.
+    Raises ``ConfigError`` if the template fails on the chat or rejects it, for example because of a system message.
     """
     rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
     return rendered
@@ -166,21 +167,14 @@ def render_record(
 
 
 def render_chat_text(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    chat_arguments: Mapping[str, Any],
-    generation_prompt: bool,
+    messages: Chat, tokenizer: PreTrainedTokenizerBase, chat_arguments: Arguments, generation_prompt: bool
 ) -> str:
     """Return the text that :func:`render_chat` tokenizes. Raises ``ConfigError`` under the same conditions."""
     return str(_rendered(messages, tokenizer, chat_arguments, generation_prompt, tokenize=False))
 
 
 def _rendered(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    chat_arguments: Mapping[str, Any] | None,
-    generation_prompt: bool,
-    **form: bool,
+    messages: Chat, tokenizer: PreTrainedTokenizerBase, chat_arguments: Arguments, generation_prompt: bool, **form: bool
 ) -> Any:
     options: Any = {**(chat_arguments or {}), "add_generation_prompt": generation_prompt, **form}
     try:
@@ -227,9 +221,3 @@ def _text(form: Template, question: str, demonstrations: Sequence[Demonstration]
 def _fill(form: Template, question: str) -> str:
     # str.format would fail on braces in questions and instructions.
     return form.turn.replace("{question}", question, 1)
-
-
-def _messages(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> list[dict[str, str]]:
-    turns = [text for example, answer in demonstrations for text in (_fill(form, example), answer)]
-    roles = cycle(("user", "assistant"))
-    return [{"role": role, "content": text} for role, text in zip(roles, [*turns, _fill(form, question)], strict=False)]

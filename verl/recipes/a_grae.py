@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verl.algorithms.advantages.groups import GROUP_STD_EPS, group_responses
 from verl.batch import Batch
+from verl.config.checks import require
 from verl.config.errors import ConfigError
 
 
@@ -24,11 +25,9 @@ def a_grae(batch: Batch, alpha: float = 1.0) -> Tensor:
     Args:
         alpha: Mean reward from which on positive advantages are not damped, above 0.
 
-    Raises:
-        ConfigError: If ``alpha`` is not above 0, or a reward is not in [0, 1].
+    Raises ``ConfigError`` if ``alpha`` is not above 0, or a reward is not in [0, 1].
     """
-    if not alpha > 0:
-        raise ConfigError(f"algorithm.adv_estimator_kwargs.alpha={alpha}: must be above 0")
+    require(alpha > 0, "algorithm.adv_estimator_kwargs.alpha", alpha, "must be above 0")
     rewards = batch.rewards.double()
     if (rewards < 0).any() or (rewards > 1).any():
         raise ConfigError(

@@ -12,15 +12,17 @@ candidates are skipped until the next epoch.
 """
 
 import math
-from typing import Any
 
 from verl.batch import Batch
 from verl.data.prompt_record import PromptRecord
-from verl.method import Method, StepOutcome
+from verl.method import StepOutcome
+from verl.recipes.common import Saving
 
 
-class AdaptiveBatches(Method):
-    """Method that adapts the size of generation batches; ``ratio`` is saved in checkpoints."""
+class AdaptiveBatches(Saving):
+    """Method that adapts the size of generation batches."""
+
+    saved = ("ratio",)
 
     def __init__(self) -> None:
         self.ratio = 1.0
@@ -48,9 +50,3 @@ class AdaptiveBatches(Method):
         if self.kept >= self.config.data.train_batch_size:
             self.ratio = min(self.ratio, self.kept / self.generated)
         self._begin_step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"ratio": self.ratio}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.ratio = state["ratio"]

@@ -1,4 +1,4 @@
-"""Helpers that recipes share to add hints to prompts and to write files with generated tasks."""
+"""Helpers that recipes share: saved attributes, hints in prompts, and files with generated tasks."""
 
 import argparse
 import json
@@ -7,7 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from verl.data.prompt_record import PromptRecord
-from verl.method import Method
+from verl.method import Method, ReplayBuffer
+
+
+class Saving(Method):
+    """Method whose attributes named in ``saved`` are in checkpoints: JSON values, tensors and replay buffers."""
+
+    saved: tuple[str, ...]
+
+    def state_dict(self) -> dict[str, Any]:
+        values = ((name, getattr(self, name)) for name in self.saved)
+        return {name: value.state_dict() if isinstance(value, ReplayBuffer) else value for name, value in values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self.saved:
+            if isinstance(buffer := getattr(self, name), ReplayBuffer):
+                buffer.load_state_dict(state[name])
+            else:
+                setattr(self, name, state[name])
+
 
 HINT = (
     "\n The following text is the beginning part of the answer, which you can refer to for solving the problem:\n{hint}"

@@ -1,7 +1,5 @@
 """Confucius3-Math (arXiv 2506.18330): targeted entropy, hardness weighting and recent sample recovery (section 6)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -9,7 +7,8 @@ from verl.algorithms.advantages.groups import group_means
 from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
 from verl.batch import Batch
 from verl.data.prompt_record import PromptRecord
-from verl.method import Method, ReplayBuffer
+from verl.method import ReplayBuffer
+from verl.recipes.common import Saving
 
 
 def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
@@ -40,7 +39,6 @@ def targeted_entropy_loss(
     does not depend on micro-batches, workers, or earlier updates in the step. The loss omits the constant ``target``.
 
     Args:
-        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
         target: Target entropy in nats, 0.55 in the paper. Used by :func:`side_of_target`.
         coef: Weight of the entropy term, 0.001 in the paper.
         clip_low, clip_high: Bounds of the ratio, which is clipped to [1 - clip_low, 1 + clip_high].
@@ -51,7 +49,7 @@ def targeted_entropy_loss(
     return torch.where(mask, losses + coef * side * inputs.entropy, 0.0), metrics
 
 
-class Recovering(Method):
+class Recovering(Saving):
     """Recent Sample Recovery (algorithm 1): carry surplus informative groups over to the next step's batch.
 
     As in the paper, the update treats these groups as samples of the current policy, without importance weights. We
@@ -59,6 +57,8 @@ class Recovering(Method):
     larger than the training batch. If this batch and the surplus do not fill a training batch, the step learns from
     fewer groups, whereas the paper samples more. The surplus, of up to two training batches, is saved in checkpoints.
     """
+
+    saved = ("surplus",)
 
     def __init__(self) -> None:
         self.surplus = ReplayBuffer(2 * self.max_learned, self.prompts)
@@ -87,9 +87,3 @@ class Recovering(Method):
             self.surplus.add(rest)
         # Mark all groups as sampled in this step; otherwise, the ratio would be relative to an earlier policy.
         return learned.fill(step=torch.full((len(learned),), self.step))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"surplus": self.surplus.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.surplus.load_state_dict(state["surplus"])

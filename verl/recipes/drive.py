@@ -7,15 +7,16 @@ stage: GRPO on prompts of all difficulties with 8 responses each (``experiment=g
 """
 
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
 from verl.data.prompt_record import PromptRecord
-from verl.method import Method, StepOutcome
+from verl.method import StepOutcome
+from verl.recipes.common import Saving
 
 
-class HardFocus(Method):
+class HardFocus(Saving):
     """Method that selects the hardest prompts; the accuracy of each prompt is saved in checkpoints."""
+
+    saved = ("accuracy",)
 
     def __init__(self, candidates: int = 4) -> None:
         """Configure k, the number of ``candidates`` per prompt."""
@@ -31,9 +32,3 @@ class HardFocus(Method):
     def after_step(self, outcome: StepOutcome) -> None:
         """Store the accuracy of the step's prompts."""
         self.accuracy |= zip(map(str, outcome.indices), outcome.accuracy, strict=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.accuracy = state["accuracy"]

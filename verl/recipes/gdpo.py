@@ -29,8 +29,7 @@ def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
     Args:
         weights: Weight of each reward, by the name of its function.
 
-    Raises:
-        ConfigError: If no weight differs from 0, or no response has any of these rewards.
+    Raises ``ConfigError`` if no weight differs from 0, or no response has any of these rewards.
     """
     if not any(weights.values()):
         raise ConfigError(

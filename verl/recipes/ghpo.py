@@ -21,13 +21,9 @@ class GuidedHints(Method):
         solution: str = "solution",
         rounds: int = 3,
     ) -> None:
-        """Configure the hints.
+        """Configure the fractions to show, one per round, and the most ``rounds``; see :func:`with_hint` for the rest.
 
-        Args:
-            shares: Fractions of the solution to show, one per round; the last one also applies to all later rounds.
-            text: Template of the hint; must contain ``{hint}``.
-            solution: Key of the worked solution in ``extra_info``; prompts without it use the ground truth.
-            rounds: Maximum number of times that a prompt is resampled.
+        The last fraction also applies to all later rounds.
         """
         self.rounds = rounds
         self.shares = tuple(shares)
@@ -37,15 +33,11 @@ class GuidedHints(Method):
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """Return the unsolved prompts with hints, except those that would become too long."""
         edited: dict[int, PromptRecord] = {}
-        if round > self.rounds:
-            return edited
-        # A small fraction of a short solution can be empty, so use the first fraction that yields any text.
-        shares = self.shares[min(round, len(self.shares)) - 1 :]
-        for place, responses in enumerate(self.by_prompt(batch)):
-            if responses.correct.any():
-                continue
+        unsolved = [(i, group) for i, group in enumerate(self.by_prompt(batch)) if not group.correct.any()]
+        for place, responses in unsolved if round <= self.rounds else ():
             original = self.prompts[responses.records[0].uid]
-            for share in shares:
+            # A small fraction of a short solution can be empty, so use the first fraction that yields any text.
+            for share in self.shares[min(round, len(self.shares)) - 1 :]:
                 hinted = with_hint(self, original, share, self.solution, self.text)
                 if hinted is not original:
                     edited[place] = hinted

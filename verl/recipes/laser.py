@@ -20,7 +20,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from torch import Tensor
 from verl.algorithms.advantages.groups import group_means
 from verl.batch import Batch
 from verl.method import Method
+from verl.recipes.common import Saving
 
 BANDS = ("hard", "medium", "easy")
 
@@ -44,8 +44,10 @@ class Laser(Method):
         return stepped(batch.correct, batch.response_lengths, targets)
 
 
-class LaserD(Method):
+class LaserD(Saving):
     """LASER-D, or LASER-DE if ``explore`` is set; targets are updated every ``every`` steps."""
+
+    saved = ("targets", "lengths")
 
     def __init__(self, every: int, explore: bool = False) -> None:
         self.every = every
@@ -76,12 +78,6 @@ class LaserD(Method):
         longer = ~batch.correct & ~batch.truncated & (batch.response_lengths > targets)
         pairs = zip(longer.tolist(), batch.response_tokens.split(batch.response_lengths.tolist()), strict=True)
         return torch.tensor([is_longer and not repeats(tokens.tolist()) for is_longer, tokens in pairs])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"targets": self.targets, "lengths": self.lengths}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.targets, self.lengths = state["targets"], state["lengths"]
 
 
 def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:

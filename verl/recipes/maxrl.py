@@ -15,11 +15,7 @@ from verl.config.errors import ConfigError
 
 
 def maxrl(batch: Batch) -> Tensor:
-    """Return MaxRL's advantages, [B] float64.
-
-    Raises:
-        ConfigError: If a reward is negative.
-    """
+    """Return MaxRL's advantages, [B] float64. Raises ``ConfigError`` if a reward is negative."""
     if (batch.rewards < 0).any():
         raise ConfigError(
             f"algorithm.adv_estimator=verl.recipes.maxrl:maxrl: divides by mean rewards, and one is "

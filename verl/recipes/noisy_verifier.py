@@ -26,8 +26,10 @@ import torch
 from torch import Tensor
 
 from verl.batch import EPISODE, Batch
+from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.method import Method
+from verl.recipes.common import Saving
 from verl.rewards.pool import VerifierPool
 
 
@@ -49,15 +51,15 @@ class Backward(Method):
 
 def forward(batch: Batch, false_negative: float) -> Tensor:
     """Return the weight of each response's score function, [B]."""
-    if not 0 <= false_negative < 1:
-        raise ConfigError(
-            f"algorithm.adv_estimator_kwargs.false_negative={false_negative}: must be at least 0 and below 1"
-        )
+    field = "algorithm.adv_estimator_kwargs.false_negative"
+    require(0 <= false_negative < 1, field, false_negative, "must be at least 0 and below 1")
     return batch.correct.double() - 1 + false_negative
 
 
-class Appeals(Method):
+class Appeals(Saving):
     """Method that estimates p1 for :func:`appealed`, in the column ``false_negative`` [B], and saves the sums."""
+
+    saved = ("failed", "passed")
 
     def __init__(self, verifier: str, share: float = 0.25, half_life: float = 10.0) -> None:
         """Configure the appeals.
@@ -99,12 +101,6 @@ class Appeals(Method):
                 *((record.data_source, record.ground_truth, record.extra_info) for record in batch.records), strict=True
             )
             return [verdict.correct for verdict in pool.score_batch(sources, batch.texts, truths, infos)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"failed": self.failed, "passed": self.passed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.failed, self.passed = state["failed"], state["passed"]
 
 
 def appealed(batch: Batch) -> Tensor:

@@ -18,7 +18,6 @@ def pacs_loss(inputs: LossInputs, beta: float = 1.0, balanced: bool = True) -> t
     log pi_old(y_t)). Groups exclude responses without tokens to learn from. If a group has one response, A_i = r_i.
 
     Args:
-        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
         beta: Scale of r, greater than 0; 1 in the paper.
         balanced: Whether to weight each response by n / (2 n_c), where n_c of the n responses to its prompt share its
             label, so that both labels have equal total weight. The weight is 1 if all labels in the group are equal.

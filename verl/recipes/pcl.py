@@ -6,18 +6,19 @@ which is cheaper but less accurate than the paper's language model.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl.data.prompt_record import PromptRecord
-from verl.method import Method, StepOutcome
+from verl.method import StepOutcome
+from verl.recipes.common import Saving
 
 
-class PromptCurriculum(Method):
+class PromptCurriculum(Saving):
     """Method that selects prompts by V and saves the weights of V in checkpoints."""
+
+    saved = ("weights",)
 
     def __init__(self, candidates: int = 4, target: float = 0.5, lr: float = 2.0, num_features: int = 4096) -> None:
         """Configure V and k, the number of ``candidates`` per prompt."""
@@ -54,9 +55,3 @@ class PromptCurriculum(Method):
         counts /= counts.norm()
         counts[-1] = 1.0
         return counts
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weights": self.weights}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.weights = state["weights"]

@@ -12,15 +12,14 @@ means. Objectives with fewer than 2 W steps have weight 1; objectives that no lo
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from verl.algorithms.advantages.estimators import grpo_advantages
 from verl.batch import EPISODE, Batch
-from verl.method import Method
+from verl.recipes.common import Saving
 
 EPS = 1e-3
 
@@ -32,8 +31,10 @@ def weighted_grpo(batch: Batch) -> Tensor:
     return weights * advantages
 
 
-class Reweighted(Method):
+class Reweighted(Saving):
     """Method that weights data sources for :func:`weighted_grpo`; checkpoints contain the last 2 W losses of each."""
+
+    saved = ("losses",)
 
     def __init__(self, window: int = 10, temperature: float = 5.0) -> None:
         if window < 1 or temperature <= 0:
@@ -65,9 +66,3 @@ class Reweighted(Method):
         before, latest = losses[: self.window], losses[self.window :]
         mean_before, mean = statistics.fmean(before) + EPS, statistics.fmean(latest) + EPS
         return mean / mean_before + statistics.pstdev(latest) / (mean + mean_before)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"losses": self.losses}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.losses = state["losses"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verl.batch import Batch
-from verl.config.errors import ConfigError
+from verl.config.checks import require
 from verl.method import Method
 
 
@@ -27,8 +27,8 @@ class RepExp(Method):
     def __init__(self, beta: float = 0.01, lam: float = 0.01, dim: int = 32) -> None:
         if not (lam > 0 and dim >= 1):
             raise ValueError(f"lam={lam}, dim={dim}: lam must be above 0, and dim at least 1")
-        if not self.config.calculator.enable:
-            raise ConfigError("calculator.enable=False: RepExp reads hidden states; set it to true")
+        measures, fix = self.config.calculator.enable, "RepExp reads hidden states; set it to true"
+        require(measures, "calculator.enable", measures, fix)
         self.beta, self.lam, self.dim = beta, lam, dim
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:

@@ -22,15 +22,16 @@ DATA_SOURCE = "json_task"
 WEIGHTS = {"validity": 0.2, "format": 0.1, "structure": 0.2, "content": 0.5}
 
 MAX_LENGTH = 10_000
-"""Maximum length of a response in characters; longer responses count as wrong."""
+"""Maximum length of a response in characters; longer responses have no object."""
 
 TAGS = ("black", "blue", "green", "red", "white")
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
     """Score a response for ``reward_score.custom_functions``; it counts as correct if every layer is correct."""
-    whole = parsed(solution_str)
-    answer = parsed(_object_in(solution_str)) if whole is None else whole
+    text = solution_str if len(solution_str) <= MAX_LENGTH else ""
+    whole = parsed(text)
+    answer = parsed(text[text.find("{") : text.rfind("}") + 1]) if whole is None else whole
     layers = dict.fromkeys(WEIGHTS, 0.0)
     if answer is not None:
         layers |= {"validity": 1.0, "format": float(whole is not None)}
@@ -41,15 +42,8 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
     return {"score": total, "acc": all(value == 1.0 for value in layers.values()), **layers}
 
 
-def _object_in(text: str) -> str:
-    """Return ``text`` from its first opening to its last closing brace, or an empty string if ``text`` is too long."""
-    return "" if len(text) > MAX_LENGTH else text[text.find("{") : text.rfind("}") + 1]
-
-
 def parsed(text: str) -> dict[str, Any] | None:
     """Parse ``text`` as a JSON object, or return None if it is invalid or has duplicate fields, NaN or infinity."""
-    if len(text) > MAX_LENGTH:
-        return None
     text = text.strip()
     if text.startswith("```") and text.endswith("```"):
         text = text.strip("`").removeprefix("json")
@@ -60,14 +54,12 @@ def parsed(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def kinds(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return the type of each field, including element types for lists."""
-    return {name: _kind(entry) for name, entry in value.items()}
-
-
-def _kind(entry: Any) -> str:
-    inner = sorted({type(element).__name__ for element in entry}) if isinstance(entry, list) else ""
-    return f"{type(entry).__name__} {inner}"
+def kinds(value: Mapping[str, Any]) -> dict[str, tuple[type, set[type]]]:
+    """Return the type of each field, and the types of the elements of lists."""
+    return {
+        name: (type(entry), {type(element) for element in entry} if isinstance(entry, list) else set())
+        for name, entry in value.items()
+    }
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,17 +6,18 @@ buffered; every ``period`` steps, the oldest buffered groups are added to the ba
 always use whole groups.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from verl.batch import Batch
-from verl.method import Method, ReplayBuffer
+from verl.method import ReplayBuffer
+from verl.recipes.common import Saving
 
 
-class ShortFirst(Method):
+class ShortFirst(Saving):
     """Method that recomposes batches and buffers whole groups, in which ``learned`` marks responses yet to be used."""
+
+    saved = ("buffer",)
 
     def __init__(self, period: int = 4, buffer_size: int = 4096) -> None:
         """Configure the period in steps and ``buffer_size``, the maximum number of buffered responses."""
@@ -32,12 +33,6 @@ class ShortFirst(Method):
             parts.append(self.buffer.take(oldest_groups(self.buffer.batch, room, len(batch))))
         self.buffer.add(with_learned(batch, batch.learned & ~first))
         return Batch.join(parts)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"buffer": self.buffer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer.load_state_dict(state["buffer"])
 
 
 def with_learned(batch: Batch, learned: Tensor) -> Batch:

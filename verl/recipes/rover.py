@@ -19,7 +19,6 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
     after the last token. r is the advantage of all tokens: the response's reward minus its group's mean reward.
 
     Args:
-        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
         rho: Scale of Q, greater than 0; 1 in the paper.
     """
     q_values = rho * (inputs.logprobs - inputs.old_logprobs)

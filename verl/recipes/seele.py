@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from verl.batch import Batch
-from verl.config.errors import ConfigError
+from verl.config.checks import require
 from verl.data.prompt_record import PromptRecord
 from verl.method import Method
 from verl.recipes.common import with_hint
@@ -34,10 +34,9 @@ class Sweet(Method):
         """Configure the method; ``solution`` is the key of the worked solution in ``extra_info``, if there is one."""
         self.rounds = rounds
         self.solution = solution
-        if self.config.algorithm.filter_groups.enable:
-            raise ConfigError("algorithm.filter_groups.enable=True: SEELE samples one batch a step; set it to false")
-        if not 2 <= rounds <= 7:
-            raise ConfigError(f"trainer.method_kwargs.rounds={rounds}: must be from 2 to 7")
+        filters, fix = self.config.algorithm.filter_groups.enable, "SEELE samples one batch a step; set it to false"
+        require(not filters, "algorithm.filter_groups.enable", filters, fix)
+        require(2 <= rounds <= 7, "trainer.method_kwargs.rounds", rounds, "must be from 2 to 7")
         self.sampled: list[Batch] = []
         """Finished rounds of the current step."""
         self.shares: list[list[float]] = []

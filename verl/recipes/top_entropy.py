@@ -34,7 +34,6 @@ def top_entropy_loss(
     micro-batches or workers. With ``loss_agg_mode=token-mean``, the loss is the mean over the kept tokens.
 
     Args:
-        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
         ratio: Fraction of tokens to keep, in (0, 1]; 0.2 in the paper. Used by :func:`top_entropy_weights`.
         clip_low, clip_high: Bounds of the ratio, which is clipped to [1 - clip_low, 1 + clip_high].
     """

@@ -56,7 +56,19 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
     global _timeout
     _timeout = timeout = None if place.timeout_s is None else timedelta(seconds=place.timeout_s)
-    store = _meet(place, timeout or default_pg_timeout)
+    is_master = place.rank == 0
+    # Anyone who can connect to the store's port can write to it, and torch itself would listen on all interfaces. The
+    # store closes the socket.
+    listener = listening_socket(place.master_addr, place.master_port).detach() if is_master else None
+    store = TCPStore(
+        place.master_addr,
+        place.master_port,
+        place.world_size,
+        is_master=is_master,
+        timeout=timeout or default_pg_timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     return init_device_mesh(place.device_type, (place.world_size,), mesh_dim_names=("dp",))
 
@@ -66,30 +78,10 @@ def collective_timeout() -> timedelta | None:
     return _timeout
 
 
-def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
-    """Return the store through which workers find each other. Anyone who can connect to its port can write to it.
-
-    It uses a socket created here, because torch itself would listen on all interfaces.
-    """
-    is_master = place.rank == 0
-    # The store closes the socket.
-    listener = listening_socket(place.master_addr, place.master_port).detach() if is_master else None
-    return TCPStore(
-        place.master_addr,
-        place.master_port,
-        place.world_size,
-        is_master=is_master,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-    )
-
-
 def listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the local address ``host``, or on all addresses if ``host`` is not local.
 
-    Raises:
-        OSError: If the port is in use.
+    Raises ``OSError`` if the port is in use.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

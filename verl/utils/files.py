@@ -144,8 +144,7 @@ def open_to_write(path: Path, flags: int) -> int:
 
     In a folder from another user, a link with this name could lead to another file, and a pipe could block.
 
-    Raises:
-        OSError: If the path is not a regular file.
+    Raises ``OSError`` if the path is not a regular file.
     """
     handle = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):

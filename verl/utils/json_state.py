@@ -19,8 +19,7 @@ _MAPPING = "__mapping__"
 def to_json(value: Any) -> Any:
     """Return ``value`` with tuples as lists, and tensors and arrays as mappings of dtype, shape and base64 zlib data.
 
-    Raises:
-        TypeError: If a key is not a string, or a value has an unsupported type, such as bytes or a set.
+    Raises ``TypeError`` if a key is not a string, or a value has an unsupported type, such as bytes or a set.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -76,8 +75,7 @@ class UserState:
 
     The state may contain JSON values and tensors.
 
-    Raises:
-        ConfigError: If the object has only one of these methods, or its state cannot be saved.
+    Raises ``ConfigError`` if the object has only one of these methods, or its state cannot be saved.
     """
 
     def __init__(self, where: str, owner: Any, has: tuple[bool, bool]) -> None:

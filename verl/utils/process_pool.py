@@ -186,7 +186,7 @@ class KillablePool:
         """
         progress, num_done, lost = time.monotonic(), 0, 0
         while True:
-            self._started |= {process.pid for process in multiprocessing.active_children() if process.pid}
+            self._started |= _pool_processes()
             done, pending = wait(futures, timeout=0.5)
             ended = sum(not future.cancelled() and isinstance(future.exception(), ENDED) for future in done)
             if ended > lost:
@@ -201,11 +201,17 @@ class KillablePool:
                 return
 
     def _kill_orphans(self) -> None:
-        """Kill processes left behind by custom code; built-in code starts none."""
-        if self._users_code:
-            kill_orphans(self._mark, self._started)
-            # The id of a session without processes may be reused, possibly for a session of the user.
-            self._started &= {process.pid for process in multiprocessing.active_children() if process.pid}
+        """Kill marked processes without a living pool process among their ancestors; built-in code starts none."""
+        for _ in range(SCANS if self._users_code and sys.platform == "linux" else 0):
+            alive = _pool_processes()
+            orphans = [p for p in psutil.process_iter() if _is_orphan(p, self._mark, self._started - alive, alive)]
+            for process in orphans:
+                with suppress(psutil.Error):
+                    process.kill()
+            if not orphans:
+                break
+        # The id of a session without processes may be reused, possibly for a session of the user.
+        self._started &= _pool_processes()
 
     def check_open(self) -> None:
         if self._closed:
@@ -235,7 +241,10 @@ class KillablePool:
 def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., None], arguments: Sequence[Any]) -> None:
     """Set limits and signal handlers; called first in every process."""
     restore_umask()
-    mark_process(mark)
+    os.environ[MARK_VARIABLE] = mark
+    if sys.platform == "linux":
+        os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_NAME, mark[:NAME_BYTES].encode())
     # No Python signal handler runs during a long C call, such as an integer power; the default action ends the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -295,32 +304,9 @@ def _received(reply: tuple[bytes, str]) -> Any:
 # and the session through both. The mark identifies them even in new sessions and after the pool process was killed.
 
 
-def mark_process(mark: str) -> None:
-    """Mark this process and its future children."""
-    os.environ[MARK_VARIABLE] = mark
-    if sys.platform == "linux":
-        os.setsid()
-        ctypes.CDLL(None).prctl(PR_SET_NAME, mark[:NAME_BYTES].encode())
-
-
-def kill_orphans(mark: str, sessions: Collection[int]) -> int:
-    """Kill every marked process that has no living pool process among its ancestors; return how many were killed.
-
-    Args:
-        sessions: Ids of all pool processes so far.
-    """
-    killed = 0
-    for _ in range(SCANS if sys.platform == "linux" else 0):
-        alive = {process.pid for process in multiprocessing.active_children() if process.pid}
-        ended = set(sessions) - alive
-        orphans = [p for p in psutil.process_iter() if _is_orphan(p, mark, ended, alive)]
-        for process in orphans:
-            with suppress(psutil.Error):
-                process.kill()
-                killed += 1
-        if not orphans:
-            break
-    return killed
+def _pool_processes() -> set[int]:
+    """Return the ids of the living processes of all pools."""
+    return {process.pid for process in multiprocessing.active_children() if process.pid}
 
 
 def _is_orphan(process: psutil.Process, mark: str, ended: Collection[int], alive: Collection[int]) -> bool:

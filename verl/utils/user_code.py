@@ -53,8 +53,7 @@ def is_import_path(name: str) -> bool:
 def load_code(path: str, field: str) -> Any:
     """Load the function or class with the import path ``path``, which is the value of the option ``field``.
 
-    Raises:
-        ConfigError: If the file, module or name does not exist, is not callable, or its import raises an error.
+    Raises ``ConfigError`` if the file, module or name does not exist, is not callable, or its import raises an error.
     """
     module, _, name = path.rpartition(":")
     where = f"{field}={path!r}"
@@ -144,8 +143,7 @@ def described(error: BaseException) -> str:
 class UserFunction:
     """A user's function, which is called with inputs and the keyword arguments from its option.
 
-    Raises:
-        ConfigError: If the function cannot be loaded, is a class, or does not accept these arguments.
+    Raises ``ConfigError`` if the function cannot be loaded, is a class, or does not accept these arguments.
     """
 
     def __init__(

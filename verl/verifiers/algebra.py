@@ -62,7 +62,7 @@ def compare_latex(
     elif has_equation or (not is_equation and ours and isinstance(ours[0], Basic) and ours[0].has(Eq)):
         return False if ours and isinstance(ours[0], Basic) else None
     # 3. If math-verify accepts the answer, also compare the numbers. For decimals, additional digits are noise.
-    decimal = bool(ours and theirs) and _has_decimals(ours[0], theirs[0])
+    decimal = bool(ours and theirs) and any(isinstance(x, Basic) and x.has(Float) for x in (ours[0], theirs[0]))
     digits = DECIMAL_DIGITS if decimal else EXACT_DIGITS
     if verify(theirs, ours, numeric_precision=digits, allow_set_relation_comp=True, timeout_seconds=None):
         # math-verify returns the parsed expression, if any, followed by the text.
@@ -106,10 +106,6 @@ def _is_identity(reading: Any) -> bool:
         and numbers_agree(link.lhs, link.rhs)
         for link in links
     )
-
-
-def _has_decimals(*readings: Any) -> bool:
-    return any(isinstance(reading, Basic) and reading.has(Float) for reading in readings)
 
 
 def _number(expression: Any) -> Decimal | None:

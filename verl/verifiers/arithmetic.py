@@ -1,16 +1,10 @@
 """Verifier for the bundled arithmetic task, whose answers are integers written in digits."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from verl.verifiers.answers import extract_answer, quick_equal
-from verl.verifiers.verdict import Verdict, decide
+from verl.verifiers.verdict import Info, Verdict, decide
 
 
-def verify_arithmetic(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict | None:
+def verify_arithmetic(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused."""
     answer, boxed = extract_answer(solution)
-    equal = answer is not None and quick_equal(answer, ground_truth) is True
-    return decide(answer, boxed, equal)
+    return decide(answer, boxed, answer is not None and quick_equal(answer, ground_truth) is True)

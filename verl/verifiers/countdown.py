@@ -16,7 +16,7 @@ from unicodedata import category
 from verl.verifiers.answers import extract_boxed, extract_stated, extract_tagged
 from verl.verifiers.equations import is_name
 from verl.verifiers.lexicon import plain_number
-from verl.verifiers.verdict import Verdict
+from verl.verifiers.verdict import Info, Verdict
 
 MAX_CHARS = 400
 """Maximum length of an expression; longer ones count as wrong. Four numbers need about twenty characters."""
@@ -58,9 +58,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 }
 
 
-def verify_countdown(
-    solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict:
+def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
     The expression is taken from the last ``<answer>``, else the last box, else the text after the last "the answer is".

@@ -1,18 +1,16 @@
 """Verifier for responses in DeepSeek-R1's format: ``<think>...</think> <answer>...</answer>``."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from verl.verifiers.answers import after_thinking, boxed_with_context, extract_gsm8k, extract_stated, extract_tagged
 from verl.verifiers.math import decide_math
-from verl.verifiers.verdict import Verdict
+from verl.verifiers.verdict import Info, Verdict
 
 _MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
 
 
 def verify_deepseek_r1(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+    solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 

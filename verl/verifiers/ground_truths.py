@@ -97,5 +97,4 @@ def check_tolerances(extra_info: Mapping[str, Any]) -> None:
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None
-        fix = f"must be a number from 0 to below {limit}; remove it if unknown"
-        require(valid, f"extra_info.{name}", value, fix)
+        require(valid, f"extra_info.{name}", value, f"must be a number from 0 to below {limit}; remove it if unknown")

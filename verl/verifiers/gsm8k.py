@@ -2,9 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
 
 from verl.verifiers.answers import NUMBER, SEPARATORS, TAIL_CHARS, WIDE_DIGITS, extract_answer, quick_equal
 from verl.verifiers.context import is_stated
@@ -12,7 +10,7 @@ from verl.verifiers.equations import is_name
 from verl.verifiers.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
 from verl.verifiers.math import decide_math, same_measure
 from verl.verifiers.numerals import WHOLE, in_digits
-from verl.verifiers.verdict import Verdict, decide
+from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 1000
 """Maximum answer length; longer answers are only compared as mathematics."""
@@ -66,9 +64,7 @@ _PRIME = re.compile("[0-9]\\s?\\^?\\{?\\s?(?:[\"'“”‘’′″]|\\\\prime)"
 _QUOTED = re.compile("[\"'“”‘’]{1,2}[^\"'“”‘’]{1,99}[\"'“”‘’]{1,2}")
 
 
-def verify_gsm8k(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict | None:
+def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
     If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. It may
@@ -76,15 +72,13 @@ def verify_gsm8k(
     """
     verdict = _verify(solution, ground_truth, quick)
     tail = _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution[-TAIL_CHARS:])
-    whole = solution[:-TAIL_CHARS] + _HUNDREDTHS.sub(_with_hundredths, tail)
+    whole = solution[:-TAIL_CHARS] + _HUNDREDTHS.sub(
+        lambda match: f"{Decimal(match[1] or match[2] or 0) + Decimal(match[3]) / 100:f} dollars", tail
+    )
     if verdict is None or verdict.correct or whole == solution:
         return verdict
     second = _verify(whole, ground_truth, quick)
     return second if second is None or second.correct else verdict
-
-
-def _with_hundredths(match: re.Match[str]) -> str:
-    return f"{Decimal(match[1] or match[2] or 0) + Decimal(match[3]) / 100:f} dollars"
 
 
 def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.verifiers.answers import TAIL_CHARS, extract_boxed, extract_tagged
 from verl.verifiers.lexicon import WORDS
-from verl.verifiers.verdict import Verdict
+from verl.verifiers.verdict import Info, Verdict
 
 KNIGHT, KNAVE = "knight", "knave"
 _OPPOSITE = {KNIGHT: KNAVE, KNAVE: KNIGHT}
@@ -52,7 +52,7 @@ _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
 
 
 def verify_knights_and_knaves(
-    solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+    solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 

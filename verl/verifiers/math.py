@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from verl.verifiers.algebra import compare_latex
-from verl.verifiers.answers import MAX_ALGEBRA_CHARS, Box, boxes_in, extract_answer, normalise, quick_equal
+from verl.verifiers.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, normalise, quick_equal
 from verl.verifiers.ground_truths import read_tolerance
 from verl.verifiers.lexicon import (
     Quantity,
@@ -27,7 +27,7 @@ from verl.verifiers.lexicon import (
 )
 from verl.verifiers.notation import split_answers, squeeze, unify, words_in
 from verl.verifiers.numerals import in_digits
-from verl.verifiers.verdict import Verdict, decide
+from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 2000
 """Maximum answer length; a longer answer must equal the ground truth as text."""
@@ -73,9 +73,7 @@ class Tolerance:
 EXACT = Tolerance()
 
 
-def verify_math(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict | None:
+def verify_math(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused."""
     return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 
@@ -107,19 +105,14 @@ def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
     first = len(spans) - 1
     while first:
         between = _BETWEEN_BOXES.fullmatch(solution, spans[first - 1].end, spans[first].start)
-        if not between or not (
-            is_list or (between[1] in ("or", "或") and _differ(solution, *spans[first - 1 : first + 1]))
-        ):
+        # Alternatives are different numbers.
+        a, b = (solution[span.content : span.end - 1] for span in spans[first - 1 : first + 1])
+        if not between or not (is_list or (between[1] in ("or", "或") and quick_equal(a, b) is False)):
             break
         first -= 1
     if first == len(spans) - 1:
         return answer, True
     return "; ".join(solution[span.content : span.end - 1] for span in spans[first:]), True
-
-
-def _differ(solution: str, a: Box, b: Box) -> bool:
-    """Whether two boxes contain different numbers."""
-    return quick_equal(solution[a.content : a.end - 1], solution[b.content : b.end - 1]) is False
 
 
 def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:

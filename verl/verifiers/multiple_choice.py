@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from verl.verifiers.algebra import compare_latex
@@ -9,7 +10,7 @@ from verl.verifiers.answers import SENTENCE_END, TAIL_CHARS, boxed_with_context,
 from verl.verifiers.context import is_stated
 from verl.verifiers.math import verify_math
 from verl.verifiers.notation import same_words
-from verl.verifiers.verdict import Verdict, decide
+from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_LETTERS_CHARS = 200
 """Maximum length of a list of letters; longer text is not parsed as one."""
@@ -106,7 +107,7 @@ WORDS = "AI"
 
 
 def verify_multiple_choice(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+    solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra.
 
@@ -187,7 +188,8 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
     if lower := _LOWER_LETTER.match(plain) if not _matching(text, options) else None:
         plain = plain[: lower.end()].upper() + plain[lower.end() :]
     # "ACD" may stand for three options, but "BAD" is a word.
-    if len(plain) <= MAX_LETTERS_CHARS and (_LETTERS.fullmatch(plain) or _ascends(plain)):
+    ascends = all(a < b for a, b in pairwise(plain)) and plain.isascii() and plain.isalpha() and plain.isupper()
+    if len(plain) <= MAX_LETTERS_CHARS and (ascends or _LETTERS.fullmatch(plain)):
         named = frozenset(re.findall("[A-Z]", plain))
         # "A or C" is neither A nor both of them.
         choice = frozenset({OR} if _OR.search(plain) else ())
@@ -289,11 +291,6 @@ def _last_letter(line: str) -> frozenset[str]:
         return frozenset()
     is_sure = letter not in WORDS or opened or closing or line.rstrip("*$ ").endswith(".") or _NAMED.search(before)
     return frozenset(letter) if is_sure else frozenset()
-
-
-def _ascends(text: str) -> bool:
-    in_order = all(a < b for a, b in zip(text, text[1:], strict=False))
-    return in_order and text.isascii() and text.isalpha() and text.isupper()
 
 
 def _letter(label: re.Match[str]) -> str:

@@ -1,17 +1,14 @@
 """Verifier for open-ended mathematical answers that may be rounded decimals."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from verl.verifiers.math import Tolerance, decide_math, find_answer
-from verl.verifiers.verdict import Verdict
+from verl.verifiers.verdict import Info, Verdict
 
 ROUNDING = "1e-4"
 """Maximum relative error of a correct decimal, as is usual in evaluations. Integers must match exactly."""
 
 
 def verify_open_answer(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+    solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
     """Verify a response like :func:`verify_math`, but with the tolerance ``ROUNDING`` for decimals.
 

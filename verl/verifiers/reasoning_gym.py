@@ -19,7 +19,7 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.verifiers.answers import TAIL_CHARS, extract_boxed, extract_tagged
-from verl.verifiers.verdict import Verdict
+from verl.verifiers.verdict import Info, Verdict
 
 KEYS = ("answer", "dataset", "options", "problem")
 """Keys of a ground truth."""
@@ -33,7 +33,7 @@ _SCORING = threading.local()
 
 
 def verify_reasoning_gym(
-    solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+    solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
     """Verify a response. With ``quick``, return None unless there is no answer. ``extra_info`` is unused.
 
@@ -73,8 +73,7 @@ def read_truth(truth: Any) -> list[Any]:
 def load_generator(name: str, options: str) -> Any:
     """Return the generator ``name`` of reasoning-gym with ``options``, a mapping as JSON.
 
-    Raises:
-        ConfigError: If reasoning-gym is not installed, has no such generator, or refuses the options.
+    Raises ``ConfigError`` if reasoning-gym is not installed, has no such generator, or refuses the options.
     """
     try:
         import reasoning_gym

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from verl.verifiers.verdict import Verdict
+from verl.verifiers.verdict import Info, Verdict
 
 BEST = 3.0
 """Score of calls that equal those of the ground truth; the lowest is its negative."""
@@ -27,9 +27,7 @@ MAX_CALLS = 64
 _CALLS, _ANSWER = r"\n<tool_call>\n.*?\n</tool_call>", r"\n<response>.*?</response>"
 
 
-def verify_rlla(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict | None:
+def verify_rlla(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response with its thoughts. ``extra_info`` and ``quick`` are unused.
 
     It is right if it has the form of the ground truth and equal calls; ``boxed`` is true if it has the form.
@@ -61,8 +59,7 @@ def has_form(text: str, calls: bool, answer: bool) -> bool:
 def read_calls(text: str) -> list[dict[str, Any]]:
     """Return the calls between the first tags, one JSON object a line, or an empty list if there are no tags.
 
-    Raises:
-        ValueError: If a line is no call, ``{"name": ..., "parameters": {...}}``.
+    Raises ``ValueError`` if a line is no call, ``{"name": ..., "parameters": {...}}``.
     """
     _, opened, rest = text.partition("<tool_call>")
     if not opened:

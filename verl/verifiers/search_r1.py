@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl.verifiers.ground_truths import any_of_words
-from verl.verifiers.verdict import Verdict, decide
+from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_TAGS, MAX_CHARS = 10, 2000
 """Maximum number of tags and length of an answer; beyond them, nothing is right (in veRL a quarter is)."""
@@ -15,9 +15,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def verify_search_r1(
-    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-) -> Verdict | None:
+def verify_search_r1(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify the content of the last ``<answer>`` without algebra. ``extra_info`` and ``quick`` are unused.
 
     It is right if it equals the ground truth, ignoring case, punctuation, articles and extra spaces. ``boxed`` is true

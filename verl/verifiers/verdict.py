@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+Info = Mapping[str, Any] | None
+"""A record's ``extra_info``, if it has one."""
+
 
 @dataclass(frozen=True)
 class Verdict:
