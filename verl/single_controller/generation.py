@@ -10,8 +10,9 @@ from verl.batch import Batch
 from verl.cluster.failures import MachineError, WorkerError
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.agents.sessions import AgentSetup, Sessions
+from verl.rollout.agents.sessions import Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, add_rank_metrics
+from verl.rollout.multi_turn import begin_conversations
 from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.worker_group import WorkerGroup
@@ -96,7 +97,7 @@ def generate_responses(
     deterministic: bool = True,
     on_finished: Callable[[Batch], None] = lambda part: None,
     settings: Mapping[str, Any] | None = None,
-    conversations: ConversationSetup | AgentSetup | None = None,
+    conversations: ConversationSetup | None = None,
     version: int | None = None,
 ) -> Batch:
     """Sample ``sampling.n`` responses per prompt; responses to the same prompt are adjacent.
@@ -127,7 +128,7 @@ def generate_responses(
         parts.append(part)
         on_finished(part)
 
-    started = None if conversations is None else conversations.begin(prompts, None)
+    started = None if conversations is None else begin_conversations(conversations, prompts)
     engines = (workers, copies, requests, deterministic, take)
     _, metrics = Generation(*engines, conversations=started, version=version).run()
     batch = Batch.join(parts)

@@ -16,7 +16,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
 from verl.models.micro_batches import rows_by_value
 from verl.models.packing import prompt_index
-from verl.rollout.agents.sessions import AgentSetup, Sessions
+from verl.rollout.agents.sessions import Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller.engine_pool import EnginePool
@@ -172,7 +172,7 @@ class PolicyWorkers(ModelWorkers):
         config: PPOConfig,
         whole_groups: bool = False,
         pool: EnginePool | None = None,
-        conversations: ConversationSetup | AgentSetup | None = None,
+        conversations: ConversationSetup | None = None,
     ) -> None:
         """Store the policy's workers and its engines.
 
@@ -228,16 +228,6 @@ class PolicyWorkers(ModelWorkers):
             conversations=self.conversations,
             version=self._version,
         )
-
-    def advance(
-        self,
-        requests: ResponseRequests,
-        on_finished: Callable[[Batch], None],
-        enough: Callable[[Sequence[int]], bool],
-        conversations: Conversations | Sessions | None = None,
-    ) -> tuple[list[Batch], Batch | None]:
-        """Let the engines process ``requests`` with the latest weights; see :class:`Generation`."""
-        return self.generation(requests, on_finished, enough, conversations).run()
 
     def generation(
         self,

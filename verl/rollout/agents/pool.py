@@ -81,18 +81,16 @@ def load_agent(options: AgentConfig) -> Any:
 class AgentPool(KillablePool):
     """Processes that run agents, and the endpoint that their requests reach."""
 
+    role = "user"
+
     def __init__(self, options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None) -> None:
         """Prepare the processes.
 
         Args:
             busy_cores: Number of this machine's cores that other work occupies.
             log: File that gets what agents print, or None to leave it on standard output.
-
-        Raises:
-            ConfigError: See :func:`load_agent` and :class:`Endpoint`.
         """
         self.options = options
-        load_agent(options.agent)
         num_processes = options.num_workers or spare_cores(busy_cores)
         super().__init__(
             "agent process",

@@ -28,6 +28,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.rewards.pool import VerifierPool
 from verl.rollout.environments.conversations import add_rank_metrics
+from verl.rollout.multi_turn import begin_conversations
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics
@@ -372,9 +373,9 @@ class RolloutScheduler:
             version=version,
         )
         setup = self.policy.conversations
-        conversations = None if setup is None else setup.begin(before.records, before)
+        conversations = None if setup is None else begin_conversations(setup, before.records, before)
         with timer.phase("gen"), self._busy():
-            cut, measured = self.policy.advance(requests, take, enough, conversations)
+            cut, measured = self.policy.generation(requests, take, enough, conversations).run()
         verification.submit()
         # 2. Keep the interrupted responses open and mark the others as ready.
         still_open, ended = restore_columns(cut, before), restore_columns(parts, before)
