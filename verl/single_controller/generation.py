@@ -66,7 +66,7 @@ class EngineCalls:
             for copy, call in enumerate(calls)
             if call not in self._results
         }
-        lost: list[tuple[int, Any]] = []
+        replied: list[tuple[int, Any]] = []
         try:
             for call, result in self.workers.completed(ranks, self.method, self._started):
                 self._results[call] = result
@@ -76,15 +76,14 @@ class EngineCalls:
             engine = self._ranks.index(self.workers.leave_out(error)) // self.copies
             # There is no pending call if the lost engine was idle.
             self._calls.pop(engine, None)
-            lost.append((engine, None))
-        replied = [engine for engine in sorted(self._calls) if self._has_replied(engine)]
-        return lost + [(engine, self._reply(engine)) for engine in replied]
+            replied.append((engine, None))
+        for engine in [engine for engine in sorted(self._calls) if self._has_replied(engine)]:
+            replies = [self.workers.received(self._results.pop(call)) for call in self._calls.pop(engine)]
+            replied.append((engine, replies[0]))
+        return replied
 
     def _has_replied(self, engine: int) -> bool:
         return all(call in self._results for call in self._calls[engine])
-
-    def _reply(self, engine: int) -> Any:
-        return [self.workers.received(self._results.pop(call)) for call in self._calls.pop(engine)][0]
 
 
 def generate_responses(
@@ -220,7 +219,10 @@ class Generation:
                     idle.remove(engine)
                     self._send(engine, places)
         # 5. Fetch the metrics before cutting, because cutting drops the hidden states.
-        metrics = None if conversations is None else conversations.measured(self._rank_metrics())
+        metrics = None
+        if conversations is not None:
+            measured = [part for part in self._call_all("rollout.take_rank_metrics") if part is not None]
+            metrics = conversations.measured(Batch.join(measured) if measured else None)
         return [] if self.enough is None else self._cut(), metrics
 
     def _call_all(self, method: str) -> list[Any]:
@@ -233,7 +235,6 @@ class Generation:
         self.calls.send(engine, requests, self.steps_per_call)
 
     def _take(self, engine: int, finished: Batch | None, num_waiting: int) -> None:
-        """Process an engine's reply."""
         self.queue.finish(engine, 0 if finished is None else len(finished), num_waiting)
         if self.conversations is None or finished is None:
             self._end(finished)
@@ -250,10 +251,6 @@ class Generation:
         """Return the requests of a lost engine that other engines have to finish."""
         elsewhere = {*self.ended, *(() if self.conversations is None else self.conversations.waiting)}
         return [place for place in dict.fromkeys(self.queue.dealt[engine]) if place not in elsewhere]
-
-    def _rank_metrics(self) -> Batch | None:
-        parts = [part for part in self._call_all("rollout.take_rank_metrics") if part is not None]
-        return Batch.join(parts) if parts else None
 
     def _cut(self) -> list[Batch]:
         """Return the unfinished responses; responses of an engine lost during this call keep their original state."""

@@ -74,7 +74,6 @@ class Trainer:
         self.timer.totals.update(state["seconds_by_phase"])
 
     def _state(self) -> dict[str, Any]:
-        """Return the trainer's state as JSON values."""
         return {
             "step": self.step,
             "num_examples": len(self.loader.dataset),

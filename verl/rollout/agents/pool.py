@@ -108,7 +108,7 @@ class AgentPool(KillablePool):
     def __enter__(self) -> Self:
         self.endpoint = Endpoint(self.options.agent.address)
         # Start importing now, so that the imports overlap with the work before the first turn.
-        self.submit(self.run, _loaded, [None])
+        self.submit(self.run, bool, [None])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,14 +154,9 @@ _THREADS: list[threading.Thread] = []
 
 
 def _prepare(options: AgentConfig, log: Path | None) -> None:
-    """Prepare a process of the pool."""
     if log is not None:
         print_to(log, 1, 2)
     _AGENT[:] = [(load_agent(options), options)]
-
-
-def _loaded(_: None) -> bool:
-    return bool(_AGENT)
 
 
 def _play_share(share: Share) -> None:

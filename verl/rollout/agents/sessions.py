@@ -243,7 +243,6 @@ class Sessions:
     # --- Agents ---
 
     def _start(self, share: list[int]) -> None:
-        """Note that the next session of a share has started."""
         if share:
             self._sessions[share.pop(0)].is_live = True
 

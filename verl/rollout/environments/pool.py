@@ -166,7 +166,9 @@ class EnvironmentPool(KillablePool):
             ConfigError: If an environment raises an exception, exceeds a limit or returns no messages.
         """
         begun = []
-        for record, outcome in zip(records, self.submit(self.run, _begin, records).result(), strict=True):
+        for record, outcome in zip(
+            records, self.submit(self.run, partial(_begin, begin=first_observation), records).result(), strict=True
+        ):
             if isinstance(outcome, BaseException):
                 reason = failure_reason(outcome)
                 if reason is None:
@@ -212,7 +214,7 @@ class EnvironmentPool(KillablePool):
                     future.set_exception(error)
             # The event loop cannot enforce the time limit of a step that blocks it.
             if waiting and time.monotonic() > next(iter(waiting.values()))[0] + self.options.timeout_s + MARGIN_S:
-                self.run(_leave, [None])
+                self.run(os._exit, [1])
                 lost = True
             if lost:
                 self._answer([(step, future) for _, step, future in waiting.values()])
@@ -243,7 +245,7 @@ class EnvironmentPool(KillablePool):
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
         if not step.state:
             # Either start or the first step was aborted; a conversation whose start fails cannot continue.
-            (state,) = self.run(_start, [step])
+            (state,) = self.run(partial(_begin, begin=start_state), [step.record])
             step = step._replace(state="" if isinstance(state, BaseException) else state)
         return ended(step, reason, self.options)
 
@@ -273,7 +275,6 @@ _ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
 
 
 def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
-    """Prepare a process of the pool."""
     if log is not None:
         # What tools print would otherwise stand between the lines of the run's progress.
         print_to(log, 1)
@@ -289,12 +290,8 @@ def _take_steps(steps: list[Step]) -> list[Answer]:
     return asyncio.run(answers())
 
 
-def _start(step: Step) -> str:
-    return asyncio.run(start_state(_ENVIRONMENT[0][0], step.record))
-
-
-def _begin(record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
-    return asyncio.run(first_observation(_ENVIRONMENT[0][0], record))
+def _begin(record: PromptRecord, begin: Callable[[Any, PromptRecord], Any]) -> Any:
+    return asyncio.run(begin(_ENVIRONMENT[0][0], record))
 
 
 _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
@@ -309,10 +306,6 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
         future = asyncio.run_coroutine_threadsafe(_guarded(environment, step, options), loop)
         future.add_done_callback(partial(lambda number, future: done.put((number, future)), number))
     return [(number, future.exception() or future.result()) for number, future in drain(done, EXCHANGE_S)]
-
-
-def _leave(_: None) -> None:
-    os._exit(1)
 
 
 async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:

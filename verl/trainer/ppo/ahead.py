@@ -48,7 +48,6 @@ class StepAhead:
         self.scheduler.method.begin_step(self._step)
 
     def _sample_in_background(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
-        """Sample the responses for ``step`` and return them with the measurements."""
         timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
         if self.scheduler.method.overrides("choose_prompts"):
             self.scheduler.method.begin_step(step)

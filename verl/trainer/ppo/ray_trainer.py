@@ -138,7 +138,8 @@ class RayPPOTrainer(Trainer):
             self.samples.log("train", step, batch)
             self._update_baselines(sampled, batch)
             self._sync_weights()
-            self._finish_ahead()
+            if self.ahead is not None:
+                self.ahead.finish(self.timer)
             self._after_step(sampled.batch)
             self.profiler.end(step)
             if self._due(trainer.test_freq):
@@ -177,11 +178,6 @@ class RayPPOTrainer(Trainer):
         """Give the rank metrics of responses to other responses of their group if the run is a control."""
         if self.config.calculator.shuffle_within_groups:
             shuffle_within_groups(batch, self.config.seed, self.step, except_for)
-
-    def _finish_ahead(self) -> None:
-        """Wait for the next step's responses if they are sampled ahead."""
-        if self.ahead is not None:
-            self.ahead.finish(self.timer)
 
     def _learn_from(self, sampled: SampledStep) -> Batch:
         """Return the batch to learn from: the sampled responses or the batch that the method selects."""
@@ -287,7 +283,11 @@ class RayPPOTrainer(Trainer):
         self.metrics |= self.advantages.fill_learn_mask(batch)
         with self.timer.phase("reward"):
             rewards, metrics = self.scheduler.rewards.compute(batch)
-            greedy_rewards = None if greedy is None else self._greedy_rewards(greedy)
+            greedy_rewards = None
+            if greedy is not None:
+                greedy_rewards, _ = self.scheduler.rewards.compute(greedy)
+                self.metrics["train/greedy_score/mean"] = greedy_rewards.mean().item()
+                greedy_rewards = greedy_rewards.repeat_interleave(self.config.rollout.n)
             rewards, changes = self.method.shape_rewards(batch, rewards)
             self.metrics |= metrics | changes
         with self.timer.phase("adv"):
@@ -311,12 +311,6 @@ class RayPPOTrainer(Trainer):
         group_size = None if self.method.overrides("learn_from") else config.rollout.n
         words = (scheduler.tokenizer, scheduler.stop_strings)
         check_batch(batch, rows, self.step, group_size, *words, repeats=config.algorithm.use_pf_ppo)
-
-    def _greedy_rewards(self, greedy: Batch) -> Tensor:
-        """Return the reward of the greedy response to each response's prompt, [B]."""
-        rewards, _ = self.scheduler.rewards.compute(greedy)
-        self.metrics["train/greedy_score/mean"] = rewards.mean().item()
-        return rewards.repeat_interleave(self.config.rollout.n)
 
     def _update_actor(self, batch: Batch, rows: Tensor | None) -> None:
         """Update the policy, except during the critic's warmup."""
@@ -355,11 +349,16 @@ class RayPPOTrainer(Trainer):
 
     def _after_step(self, sampled: Batch) -> None:
         """Pass the step's outcome to the method and to a custom sampler."""
-        sampler = self.loader.sampler
-        outcome = step_outcome(self.step, sampled, self.config.rollout.n, self.metrics)
+        records = original(sampled, "records")[:: self.config.rollout.n]
+        scores, accuracy = (
+            values.double().view(len(records), -1).mean(dim=1).tolist()
+            for values in score_tensors(original(sampled, "verdicts"))
+        )
+        uids = [record.uid for record in records]
+        outcome = StepOutcome(self.step, uids, scores, accuracy, dict(self.metrics), tuple(records))
         self.method.after_step(outcome)
-        if isinstance(sampler, CustomSampler):
-            sampler.update(outcome)
+        if isinstance(self.loader.sampler, CustomSampler):
+            self.loader.sampler.update(outcome)
 
     def _take_peak(self) -> MemoryPeak | None:
         """Return the workers' peak memory, including the engines' peak if no other thread is sampling on them."""
@@ -388,6 +387,7 @@ class RayPPOTrainer(Trainer):
         super()._save()
 
     def _state(self) -> dict[str, Any]:
+        sampling = self.scheduler.state()
         return super()._state() | {
             "job": "ppo",
             "shuffle": self.config.data.shuffle,
@@ -395,12 +395,8 @@ class RayPPOTrainer(Trainer):
             "method": self.method.state(),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.advantages.kl_control.state_dict(),
-            "sampler": to_json(self._sampling_state()),
+            "sampler": to_json(sampling if self.ahead is None else {"steps": sampling} | self.ahead.state()),
         }
-
-    def _sampling_state(self) -> dict[str, Any]:
-        state = self.scheduler.state()
-        return state if self.ahead is None else {"steps": state} | self.ahead.state()
 
     def _log(self) -> None:
         """Log the step's metrics to the trackers and the display."""
@@ -451,12 +447,3 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     admitted = f"async_training.max_staleness={ahead}{sizes}" if ahead else ""
     admitted += " with rollout.nnodes" if config.samples_ahead else ""
     return " ".join(filter(None, (candidates, config.data.order, admitted)))
-
-
-def step_outcome(step: int, batch: Batch, n: int, metrics: Mapping[str, float]) -> StepOutcome:
-    """Return the outcome of a step that sampled ``n`` responses per prompt."""
-    records, verdicts = original(batch, "records")[::n], original(batch, "verdicts")
-    means, accuracy = (
-        values.double().view(len(records), -1).mean(dim=1).tolist() for values in score_tensors(verdicts)
-    )
-    return StepOutcome(step, [record.uid for record in records], means, accuracy, dict(metrics), tuple(records))

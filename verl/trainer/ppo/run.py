@@ -102,7 +102,6 @@ def _announce(run: TrainingRun, setup: TrainingSetup) -> None:
 
 
 def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
-    """Train from the run's checkpoint or from the start."""
     config, trainer = setup.config, setup.config.trainer
     tokenizer, strings = setup.tokenizer, setup.stop_strings
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores, run.folder))

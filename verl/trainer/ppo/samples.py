@@ -160,7 +160,6 @@ def is_kept(uid: int, fraction: float) -> bool:
 
 
 def _learning_columns(batch: Batch) -> dict[str, Any]:
-    """Return the columns with rewards and advantages."""
     means = {"entropy": "entropy", "advantage_0": "unshaped_advantages", "advantage": "advantages"}
     columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
     columns |= {"reward": batch.rewards.numpy(), "learned": batch.learned_responses.numpy()}
@@ -211,5 +210,4 @@ def _short(value: object) -> str:
 
 
 def _evenly_spaced(num_rows: int, num_shown: int) -> list[int]:
-    """Return the indices of ``num_shown`` evenly spaced rows."""
     return sorted({num_rows * i // num_shown for i in range(num_shown)}) if num_rows else []

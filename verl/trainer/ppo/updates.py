@@ -71,7 +71,7 @@ class Updates:
             metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
             columns.fill(advantages=batch.advantages / mean)
         max_length = self.config.data.max_response_length
-        metrics |= filtered_length_metrics(batch.padded("learn_mask"), max_length)
+        metrics |= filtered_length_metrics(batch, max_length)
 
         def update(mini: Batch, num_tokens: int, num_sequences: int) -> Metrics:
             nonlocal num_later
@@ -133,18 +133,16 @@ def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.
     """
-    for mini in batch.split(num_rows) if "episode" not in batch else by_episode(batch, num_rows):
+    minis = batch.split(num_rows)
+    if "episode" in batch:
+        starts = range(0, int(batch.episode[-1]) + 1, num_rows)
+        minis = (batch[(batch.episode >= start) & (batch.episode < start + num_rows)] for start in starts)
+    for mini in minis:
         num_tokens = int(mini.learn_mask.sum())
         if num_tokens:
             learned = mini.learned_responses
             num_sequences = int(learned.sum() if "episode" not in mini else len(mini.episode[learned].unique()))
             yield mini, num_tokens, num_sequences
-
-
-def by_episode(batch: Batch, num_episodes: int) -> Iterator[Batch]:
-    """Yield the rows of ``num_episodes`` consecutive sessions of agents at a time."""
-    for start in range(0, int(batch.episode[-1]) + 1, num_episodes):
-        yield batch[(batch.episode >= start) & (batch.episode < start + num_episodes)]
 
 
 def fill_first(batch: Batch, scored: Batch) -> None:
