@@ -148,10 +148,6 @@ def test_clients_may_write_a_reply_in_other_words(game, reply):
     assert game.over().further_rows == [[]]
 
 
-def history(messages: list[dict[str, Any]], *more: dict[str, Any], **fields: Any) -> tuple[Any, Any]:
-    return [*messages, *more], fields
-
-
 OTHER = {"role": "user", "content": "4-1="}
 DROPPED = {"role": "assistant", "content": "8"}
 

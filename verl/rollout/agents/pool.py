@@ -251,26 +251,19 @@ async def _outcome(record: PromptRecord, url: str) -> float:
 
 async def _in_thread(call: partial[Any]) -> Any:
     """Call a function in a daemon thread; unlike executors' threads, one that hangs keeps no process alive."""
-    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+    future = Future[Any]()
+    future.set_running_or_notify_cancel()  # a session that is cancelled does not wait for it
 
     def run() -> None:
-        outcome: Any = None
-        failure: BaseException | None = None
         try:
-            outcome = call()
+            future.set_result(call())
         except BaseException as error:  # raised by the coroutine
             failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-
-        def settle() -> None:
-            if not future.done():
-                future.set_result(outcome) if failure is None else future.set_exception(failure)
-
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle)
+            future.set_exception(failure)
 
     _THREADS.append(threading.Thread(target=run, daemon=True))
     _THREADS[-1].start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:

@@ -8,23 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.batch import EPISODE, TEACHER_RANK, Batch
 from verl.checkpoint.resume import Resumption
 from verl.config.ppo import PPOConfig
-from verl.data.prompt_record import PromptRecord
 from verl.data.samplers import CustomSampler
-from verl.data.teacher_prompts import TeacherPrompts
 from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
-from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.shuffling import shuffle_within_groups
 from verl.rank.token_metrics import fill_token_metrics
 from verl.rewards.custom import partial_scores_note
 from verl.run.session import TrainingRun
-from verl.run.teacher_server import TeacherServer
+from verl.run.setup import TrainingSetup
 from verl.run.tracking import Tracker
 from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.roles import ModelWorkers
@@ -52,7 +48,6 @@ from verl.trainer.ppo.updates import Updates, fill_first
 from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
-from verl.workers.policy_loss import PolicyLoss
 
 BEST_BY = "val/pass@1"
 """Validation metric whose highest value marks the best checkpoint."""
@@ -65,47 +60,35 @@ class RayPPOTrainer(Trainer):
 
     def __init__(
         self,
-        config: PPOConfig,
-        loss: PolicyLoss,
-        train_loader: StatefulDataLoader,
-        held_out: list[list[PromptRecord]],
+        setup: TrainingSetup,
         workers: WorkerGroup,
         scheduler: RolloutScheduler,
-        calculator: RepresentationMetricsCalculator | None,
         tracker: Tracker,
         samples: SampleLogger,
         run: TrainingRun,
-        teacher_prompts: TeacherPrompts | None = None,
-        teacher_server: TeacherServer | None = None,
     ) -> None:
-        """Create a trainer.
-
-        Args:
-            held_out: Validation prompts in batches.
-            teacher_prompts: Prompts of the teacher, or None if it reads the policy's.
-            teacher_server: Teacher at an address of its own, or None if the workers hold it.
-        """
-        super().__init__(config, train_loader, workers, tracker, run, config.trainer.except_save)
+        config, loader = setup.config, setup.new_loader()
+        super().__init__(config, loader, workers, tracker, run, config.trainer.except_save)
         self.config = config
-        self.prompts = endless(train_loader)
+        self.prompts = endless(loader)
         self.scheduler = scheduler
         self.method: MethodCalls = scheduler.method
-        self.calculator = calculator
+        self.calculator = setup.calculator
         self.samples = samples
         self.logged_prefix_note = self.listed_operations = self.looked_at_scores = self.checked_batch = False
-        self.loss = loss
+        self.loss = setup.loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
         layout = (policy.copies, policy.balance, policy.whole_prompts)
         self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
         self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
-        self.teacher_prompts, self.teacher_server = teacher_prompts, teacher_server
+        self.teacher_prompts, self.teacher_server = setup.teacher_prompts, setup.teacher_server
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
-        self.validator = Validator(held_out, scheduler, self.policy, calculator, self.reward_manager)
+        self.validator = Validator(setup.held_out, scheduler, self.policy, setup.calculator, self.reward_manager)
         pool = self.policy.pool
         pool_size = 0 if pool is None else pool.world_size
         self.ahead = StepAhead(scheduler, pool) if pool is not None and config.samples_ahead else None

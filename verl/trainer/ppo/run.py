@@ -123,21 +123,7 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleLogger(store, trainer.log_samples, tokenizer, tracker, run.display)
-    loader, held_out = setup.new_loader(), setup.held_out
-    ppo = RayPPOTrainer(
-        config,
-        setup.loss,
-        loader,
-        held_out,
-        workers,
-        scheduler,
-        setup.calculator,
-        tracker,
-        samples,
-        run,
-        setup.teacher_prompts,
-        setup.teacher_server,
-    )
+    ppo = RayPPOTrainer(setup, workers, scheduler, tracker, samples, run)
     if run.resumption is not None:
         ppo.restore(run.resumption)
     if config.rollout.check_weights:
