@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,17 +22,18 @@ STEPS_PER_CALL = 32
 """Number of engine steps between two replies of an engine."""
 
 
+@dataclass(eq=False)
 class EngineCalls:
-    """Calls to the engines of a worker group, with at most one pending call per engine.
+    """Calls to the engines of a worker group, with at most one pending call per engine."""
 
-    Args:
-        method: Name of the worker method to call.
-        copies: Number of consecutive workers per engine. All are called, but only the first result is used.
-    """
+    workers: WorkerGroup
+    method: str
+    """Name of the worker method to call."""
+    copies: int
+    """Number of consecutive workers per engine. All are called, but only the first result is used."""
 
-    def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
-        self.workers, self.method, self.copies = workers, method, copies
-        self._ranks = workers.living.copy()
+    def __post_init__(self) -> None:
+        self._ranks = self.workers.living.copy()
         self._calls: dict[int, list[Any]] = {}
         self._results: dict[Any, Any] = {}
         self._started = time.monotonic()
@@ -136,51 +138,46 @@ def generate_responses(
     return batch.without("request").widened(max_response_length)
 
 
+@dataclass(eq=False)
 class Generation:
     """One pass of all engines over ``requests``; each request is identified by its row index.
-
-    Args:
-        workers: Workers that hold an engine, such as :class:`verl.workers.hybrid.HybridWorker`.
-        copies: Number of consecutive workers that form one engine.
-        deterministic: Whether to assign remaining requests only after all engines have replied. The assignment of
-            requests then depends on response lengths in steps, not on engine speed. Otherwise, an engine receives more
-            requests as soon as it replies.
-        on_finished: Callback that receives responses shortly after they finish.
-        enough: Callback that receives the finished responses after each round of replies; once it returns True, the
-            remaining responses are cut. If it is None, all responses are finished.
-        conversations: Multi-turn conversations to which the requests belong, or None for single-turn responses.
-        steps_per_call: Number of engine steps between two replies, or None for ``STEPS_PER_CALL``.
-        version: Version of the weights with which to sample, or None for any.
 
     Raises:
         WorkerError: If an engine holds another version of the weights.
     """
 
-    def __init__(
-        self,
-        workers: WorkerGroup,
-        copies: int,
-        requests: ResponseRequests,
-        deterministic: bool,
-        on_finished: Callable[[Batch], None],
-        enough: Callable[[Sequence[int]], bool] | None = None,
-        conversations: Conversations | Sessions | None = None,
-        steps_per_call: int | None = None,
-        version: int | None = None,
-    ) -> None:
-        self.workers, self.copies, self.requests, self.deterministic = workers, copies, requests, deterministic
-        self.on_finished, self.enough, self.conversations = on_finished, enough, conversations
-        self.steps_per_call = steps_per_call or STEPS_PER_CALL
+    workers: WorkerGroup
+    """Workers that hold an engine, such as :class:`verl.workers.hybrid.HybridWorker`."""
+    copies: int
+    """Number of consecutive workers that form one engine."""
+    requests: ResponseRequests
+    deterministic: bool
+    """Whether to assign remaining requests only after all engines have replied. The assignment of requests then depends
+    on response lengths in steps, not on engine speed. Otherwise, an engine receives more requests as soon as it
+    replies."""
+    on_finished: Callable[[Batch], None]
+    """Callback that receives responses shortly after they finish."""
+    enough: Callable[[Sequence[int]], bool] | None = None
+    """Callback that receives the finished responses after each round of replies; once it returns True, the remaining
+    responses are cut. If it is None, all responses are finished."""
+    conversations: Conversations | Sessions | None = None
+    """Multi-turn conversations to which the requests belong, or None for single-turn responses."""
+    steps_per_call: int | None = None
+    """Number of engine steps between two replies, or None for ``STEPS_PER_CALL``."""
+    version: int | None = None
+    """Version of the weights with which to sample, or None for any."""
+
+    def __post_init__(self) -> None:
         engines: list[EngineCapacity] = self._call_all("start_generation")
         for engine, found in enumerate(capacity.version for capacity in engines):
-            if version is not None and found != version:
+            if self.version is not None and found != self.version:
                 raise WorkerError(
-                    f"engine {engine} holds version {found} of the weights, not {version}: it would sample with the "
-                    "policy of another step; please report this with the run's options"
+                    f"engine {engine} holds version {found} of the weights, not {self.version}: it would sample with "
+                    "the policy of another step; please report this with the run's options"
                 )
-        num_first = len(requests.rows) if conversations is None else conversations.num_first
+        num_first = len(self.requests.rows) if self.conversations is None else self.conversations.num_first
         self.queue = RequestQueue(num_first, engines)
-        self.calls = EngineCalls(workers, "rollout.advance", copies)
+        self.calls = EngineCalls(self.workers, "rollout.advance", self.copies)
         self.ended: list[int] = []
         """Finished responses, in the order in which they finished."""
 
@@ -232,7 +229,7 @@ class Generation:
     def _send(self, engine: int, places: Sequence[int]) -> None:
         conversations = self.conversations
         requests = self.requests.of(places) if conversations is None else conversations.requests(self.requests, places)
-        self.calls.send(engine, requests, self.steps_per_call)
+        self.calls.send(engine, requests, self.steps_per_call or STEPS_PER_CALL)
 
     def _take(self, engine: int, finished: Batch | None, num_waiting: int) -> None:
         self.queue.finish(engine, 0 if finished is None else len(finished), num_waiting)

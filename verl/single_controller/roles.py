@@ -5,6 +5,7 @@ Legend: B = number of episodes.
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,22 +79,17 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
     return torch.tensor(rows)[order].flatten(), torch.tensor(copied)[order].flatten(), unit
 
 
+@dataclass(eq=False)
 class ModelWorkers:
-    """Worker group in one of its roles.
+    """Worker group in one of its roles."""
 
-    Args:
-        copies: Number of consecutive workers that process one share together; see :meth:`WorkerGroup.run_split`.
-        balance: Whether to balance the number of tokens per worker instead of only the number of rows.
-        whole_prompts: Whether balancing keeps the responses to a prompt together if the prompts split evenly.
-    """
-
-    def __init__(
-        self, workers: WorkerGroup, copies: int = 1, balance: bool = False, whole_prompts: bool = False
-    ) -> None:
-        self.workers = workers
-        self.copies = copies
-        self.balance = balance
-        self.whole_prompts = whole_prompts
+    workers: WorkerGroup
+    copies: int = 1
+    """Number of consecutive workers that process one share together; see :meth:`WorkerGroup.run_split`."""
+    balance: bool = False
+    """Whether to balance the number of tokens per worker instead of only the number of rows."""
+    whole_prompts: bool = False
+    """Whether balancing keeps the responses to a prompt together if the prompts split evenly."""
 
     def map_rows(self, method: str, batch: Batch) -> Batch:
         """Call ``method`` on shares of ``batch`` and return the resulting episodes in the batch's order.

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,23 +32,16 @@ SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason"
 """Columns of the sample tables in trackers."""
 
 
+@dataclass(eq=False)
 class SampleLogger:
     """Logger that saves and shows the responses of training steps and validations."""
 
-    def __init__(
-        self,
-        store: SampleStore,
-        num_shown: int,
-        tokenizer: PreTrainedTokenizerBase,
-        tracker: Tracker,
-        display: RunDisplay,
-    ) -> None:
-        """Create a logger that shows ``num_shown`` responses per saved step in trackers and on the console."""
-        self.store = store
-        self.num_shown = num_shown
-        self.tokenizer = tokenizer
-        self.tracker = tracker
-        self.display = display
+    store: SampleStore
+    num_shown: int
+    """Number of responses per saved step to show in trackers and on the console."""
+    tokenizer: PreTrainedTokenizerBase
+    tracker: Tracker
+    display: RunDisplay
 
     def log(self, split: Split, step: int, batch: Batch) -> None:
         """Save and show the responses of a training step or a validation."""

@@ -1,6 +1,7 @@
 """Updates of the policy and the critic on a step's mini-batches."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -23,25 +24,20 @@ CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
 Metrics = dict[str, float]
 
 
+@dataclass(eq=False)
 class Updates:
     """Mini-batch updates of both models, with counts of skipped updates."""
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        policy: PolicyWorkers,
-        critic: ModelWorkers | None,
-        loss: PolicyLoss,
-        timer: PhaseTimer,
-    ) -> None:
-        self.config = config
-        self.policy = policy
-        self.critic = critic
-        self.loss = loss
-        self.timer = timer
+    config: PPOConfig
+    policy: PolicyWorkers
+    critic: ModelWorkers | None
+    loss: PolicyLoss
+    timer: PhaseTimer
+
+    def __post_init__(self) -> None:
         self.skipped = {
-            "actor": SkippedUpdates("actor", "actor.optim", config.actor.optim),
-            "critic": SkippedUpdates("critic", "critic.optim", config.critic.optim),
+            "actor": SkippedUpdates("actor", "actor.optim", self.config.actor.optim),
+            "critic": SkippedUpdates("critic", "critic.optim", self.config.critic.optim),
         }
 
     def update_critic(self, batch: Batch, rows: Tensor | None, step: int) -> Metrics:
