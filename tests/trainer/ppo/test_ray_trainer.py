@@ -1,3 +1,4 @@
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -7,9 +8,11 @@ from conftest import changed
 
 from tests.kit import ppo_config, rank_columns
 from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.checkpoint.resume import Resumption
 from verl.rank.reward_manager import RewardManager
 from verl.rank.shuffling import shuffle_within_groups
 from verl.trainer.logging.speed import PhaseTimer
+from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, prefix_note, step_note
 from verl.trainer.ppo.rollout_scheduler import SampledStep
@@ -339,6 +342,53 @@ def test_policy_learns_after_the_warm_up_with_normalized_weights():
         trainer._update_actor(batch, None)
     assert trainer.policy.advantages == [[2.0, 2.0]] and batch.advantages.tolist() == [6.0, 6.0]
     assert trainer.metrics["rollout_corr/rollout_is_batch_norm_factor"] == 3.0
+
+
+class Part:
+    """A part of a trainer whose state is a value."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def state(self) -> object:
+        return self.value
+
+    def load_state(self, value: object) -> None:
+        self.value = value
+
+    state_dict, load_state_dict = state, load_state
+
+
+def trainer_with(states: dict[str, object]) -> RayPPOTrainer:
+    """A trainer whose parts have these states; it notes what its workers were asked."""
+    trainer = trainer_of([])
+    trainer.asked = []
+    trainer.workers = SimpleNamespace(run=lambda *call: trainer.asked.append(call))
+    trainer.policy.sync_weights = lambda step: trainer.asked.append(("sync", step))
+    trainer.timer.phase = lambda name: nullcontext()
+    trainer.timer.totals, trainer.validations, trainer.best_by = {"gen": states["seconds"]}, {}, None
+    trainer.digests = {"tokenizer": "ab"}
+    trainer.ahead = None
+    trainer.method, trainer.reward_manager, trainer.scheduler = (
+        Part(states[name]) for name in ("method", "reward_manager", "sampler")
+    )
+    trainer.advantages = SimpleNamespace(kl_control=Part(states["kl_control"]))
+    trainer.loader = Part(states["loader"])
+    trainer.loader.dataset = range(5)
+    return trainer
+
+
+def test_restored_trainer_has_the_state_of_the_saved_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_trainer, "prompt_order", lambda *_: "the same")
+    names = ("seconds", "method", "reward_manager", "sampler", "kl_control", "loader")
+    saved, other = (trainer_with({name: number for number, name in enumerate(names, first)}) for first in (1, 11))
+    saved.step = 7
+    state = json.loads(json.dumps(saved._state()))
+    assert other._state() != state
+    other.restore(Resumption(tmp_path, 7, state))
+    assert other._state() == state
+    # Engines get the weights that were loaded.
+    assert other.asked == [("load", tmp_path, 7), ("sync", 7)]
 
 
 @pytest.mark.parametrize(
