@@ -22,10 +22,8 @@ from verl.config.load import load_config
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_record import PromptRecord
 from verl.models.tokenizer import load_tokenizer
-from verl.rollout.agents.pool import AgentPool
-from verl.rollout.agents.sessions import AgentSetup
 from verl.rollout.environments.conversations import ConversationSetup
-from verl.rollout.environments.pool import EnvironmentPool
+from verl.rollout.multi_turn import conversation_pool
 from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller import generation
@@ -120,10 +118,9 @@ def measure(config: PPOConfig, conversations: int, deterministic: bool, agents: 
             turns = replace(turns, enable=True, environment=f"{folder}/slow.py:Slow")
         records = [PromptRecord(uid, [7] * 9, "arithmetic", "7", {}, [], False) for uid in range(conversations)]
         sampling = replace(config.rollout.train_kwargs, n=1)
-        kind: Any = AgentPool if agents else EnvironmentPool
-        with kind(turns) as pool:
-            given: Any = (4096, load_tokenizer(config.model.path, False), {}, [], pool)
-            setup: Any = AgentSetup(turns, 4096, *given, print) if agents else ConversationSetup(turns, *given)
+        tokenizer = load_tokenizer(config.model.path, False)
+        with conversation_pool(turns) as pool:
+            setup = ConversationSetup(turns, 4096, 4096, tokenizer, {}, [], pool)
             pool.submit(list).result()
             started, worked = time.perf_counter(), time.process_time()
             batch = _generate(Engine(conversations), records, sampling, deterministic, setup)

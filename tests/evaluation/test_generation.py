@@ -29,7 +29,7 @@ def test_conversations_are_stored_as_the_policy_said_them(
     engines, done = Engines(), list[int]()
     engines.device_type = device
     turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="verl.rollout.programs:Programs")
-    setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], Environment(turns=3))
+    setup = ConversationSetup(turns, LENGTH, LENGTH, tiny_tokenizer, {}, [], Environment(turns=3))
     task = replace(make_task(tmp_path, ["1", "2", "3"]), settings={"temperature": 0.6, "stop": [], "tokens": True})
     display = SimpleNamespace(step=lambda step, metrics: done.append(step))
     with task.open_store() as store:

@@ -120,7 +120,3 @@ def test_response_stays_within_its_marks(attack: str):
     inside, _, rest = after.partition(f"\n{mark} end\n")
     assert inside == attack and "Answer with one JSON object" in rest and "The reference answer is: 7" in rest
     assert before.replace(mark, "") in plain.replace(re.search(r"\[[0-9a-f]{16}\]", plain)[0], "")
-
-
-def test_attacks_are_many():
-    assert len({*ATTACKS}) >= 40

@@ -9,6 +9,7 @@ from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import ConversationSetup, add_rank_metrics, new_conversations, to_rows
+from verl.rollout.multi_turn import begin_conversations
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.generation import Generation
 
@@ -44,7 +45,7 @@ def in_rounds(
             **settings,
         )
         parts: list[Batch] = []
-        talks = None if setup is None else setup.begin(current, left)
+        talks = None if setup is None else begin_conversations(setup, current, left)
         cut, metrics = Generation(workers, 1, requests, True, parts.append, lambda ended: True, talks).run()
         if parts:
             part = Batch.join(parts)

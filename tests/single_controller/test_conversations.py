@@ -1,5 +1,6 @@
 """Conversations through the real queue and loop, with engines whose tokens follow from stream and position alone."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -117,8 +118,8 @@ class Environment:
 
     role, settles = "user", False
 
-    def __init__(self, seconds: float = 0.0, turns: int = 4, is_async: bool = False) -> None:
-        self.seconds, self.turns, self.is_async = seconds, turns, is_async
+    def __init__(self, seconds: float = 0.0, turns: int = 4) -> None:
+        self.seconds, self.turns = seconds, turns
         self.threads = ThreadPoolExecutor(4)
 
     def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
@@ -141,14 +142,14 @@ def converse(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         engines: Engines | None = None,
         environment: Environment | None = None,
         deterministic: bool = True,
-        max_length: int | None = None,
+        max_length: float = math.inf,
         **options: int,
     ) -> Batch:
         turns = replace(
             shipped_config().rollout.multi_turn, enable=True, environment="verl.rollout.programs:Programs", **options
         )
         environment = environment or Environment()
-        setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], environment, max_length=max_length)
+        setup = ConversationSetup(turns, LENGTH, LENGTH, tiny_tokenizer, {}, [], environment, max_length=max_length)
         return generate_responses(
             engines or Engines(), 1, PROMPTS, SAMPLING, 3, LENGTH, deterministic, conversations=setup
         )
@@ -219,7 +220,7 @@ def test_slow_environments_change_no_result(converse, deterministic: bool):
     for seed in range(3):
         random.seed(seed)
         engines = Engines(slots=2)
-        same(converse(engines, Environment(0.02, is_async=seed % 2 == 1), deterministic), expected)
+        same(converse(engines, Environment(0.02), deterministic), expected)
         sent.append(engines.sent)
     assert not deterministic or sent[0] == sent[1] == sent[2]
 
@@ -228,7 +229,7 @@ class Patient(Environment):
     """Answers once the engine has worked on, unless it has nothing to work on."""
 
     def __init__(self, engines: Engines) -> None:
-        super().__init__(is_async=True)
+        super().__init__()
         self.engines = engines
 
     def answer(self, step: Step) -> Answer:
@@ -259,7 +260,7 @@ def test_conversations_of_a_lost_engine_go_on_elsewhere(converse, after: int):
 def test_conversations_that_are_cut_are_those_in_one(converse, tiny_tokenizer):
     expected = converse()
     turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="verl.rollout.programs:Programs")
-    setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], Environment())
+    setup = ConversationSetup(turns, LENGTH, LENGTH, tiny_tokenizer, {}, [], Environment())
     whole = in_rounds(Engines(slots=9), PROMPTS, SAMPLING, 3, setup)
     same(whole, expected)
     # A round had at most four tokens of each.

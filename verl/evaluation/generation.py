@@ -15,17 +15,10 @@ from verl.config.rollout import SamplingConfig, SamplingFilters
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask, Job, engine_model
-from verl.rollout.agents.pool import AgentPool
-from verl.rollout.agents.sessions import AgentSetup, Sessions
 from verl.rollout.engines import engine_environment
-from verl.rollout.environments.conversations import (
-    Conversations,
-    ConversationSetup,
-    policy_texts,
-    session_parts,
-    with_tools,
-)
-from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
+from verl.rollout.environments.conversations import ConversationSetup, policy_texts, session_parts, with_tools
+from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG
+from verl.rollout.multi_turn import begin_conversations, conversation_pool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.display import RunDisplay
 from verl.run.session import RaySession
@@ -55,17 +48,15 @@ def generate_target(job: Job, target: Target, title: str, stores: Mapping[Evalua
     display.begin(0, description=title, total=num_samples)
     model, turns = engine_model(list(missing), config), config.rollout.multi_turn
     with ExitStack() as stack:
-        setup: ConversationSetup | AgentSetup | None = None
+        setup: ConversationSetup | None = None
         if turns.enable:
             log = next(iter(missing)).folder.parents[1] / ENVIRONMENT_LOG
-            shared = (model.max_response_length, tokenizer, with_tools(target.chat_arguments, turns), model.stop)
-            if turns.agent.enabled:
-                agents = stack.enter_context(AgentPool(turns, session.busy_cores, log))
-                longest = model.max_model_len - model.max_response_length
-                setup = AgentSetup(turns, longest, *shared, agents, display.say)
-            else:
-                pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores, log))
-                setup = ConversationSetup(turns, *shared, pool, target.template, model.max_model_len)
+            pool = stack.enter_context(conversation_pool(turns, session.busy_cores, log))
+            limits = (model.max_model_len - model.max_response_length, model.max_response_length)
+            texts = (with_tools(target.chat_arguments, turns), model.stop)
+            setup = ConversationSetup(
+                turns, *limits, tokenizer, *texts, pool, display.say, target.template, model.max_model_len
+            )
         display.stage("starting the engines")
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
@@ -86,7 +77,7 @@ def generate_missing(
     workers: WorkerGroup,
     tokenizer: PreTrainedTokenizerBase,
     display: RunDisplay,
-    conversations: ConversationSetup | AgentSetup | None = None,
+    conversations: ConversationSetup | None = None,
 ) -> None:
     """Generate the missing samples of every problem and store each one as it arrives.
 
@@ -132,17 +123,15 @@ def generate_missing(
         speed = {"tokens_per_s": done["tokens"] / max(seconds, 1e-9), "seconds_left": left}
         display.step(done["samples"], {"problems": done["problems"]} | speed)
 
-    begun: Conversations | Sessions | None = None
+    talks = None
     if conversations is not None:
-        begun = conversations.begin(
-            [
-                task.problems[problem].record(problem, task.prompts[problem], task.opens_thought)
-                for task, problem, _ in samples
-            ],
-            None,
-        )
+        records = [
+            task.problems[problem].record(problem, task.prompts[problem], task.opens_thought)
+            for task, problem, _ in samples
+        ]
+        talks = begin_conversations(conversations, records)
     copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
-    Generation(workers, copies, requests, on_cpu, store, conversations=begun, steps_per_call=STEPS_PER_CALL).run()
+    Generation(workers, copies, requests, on_cpu, store, conversations=talks, steps_per_call=STEPS_PER_CALL).run()
 
 
 def environment_figures(part: Batch) -> list[dict[str, float]]:

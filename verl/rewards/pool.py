@@ -215,7 +215,6 @@ class VerifierPool(KillablePool):
 
 
 def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
-    """Initialize a verifier process."""
     compute_score(*WARM_UP)
     use_custom_functions(custom, kwargs)
 

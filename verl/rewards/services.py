@@ -67,9 +67,14 @@ async def _gather(message: Message, answers: "_Answers") -> list[Verdict | str]:
     ended, limit = Event(), message.options.timeout_s + BLOCKED_S
     Thread(target=_kill_if_blocked, args=(asyncio.get_running_loop(), limit, ended), daemon=True).start()
     try:
-        return await _gather_all(message, answers)
+        free = asyncio.Semaphore(message.options.max_in_flight)
+        keys = [question_key(question) for question in message.questions]
+        asked = dict(zip(keys, message.questions, strict=True))
+        tasks = [_ask(key, question, message.options, free, answers) for key, question in asked.items()]
+        found = dict(zip(asked, await asyncio.gather(*tasks), strict=True))
     finally:
         ended.set()
+    return [found[key] for key in keys]
 
 
 def _kill_if_blocked(loop: asyncio.AbstractEventLoop, limit_s: float, ended: Event) -> None:
@@ -79,17 +84,6 @@ def _kill_if_blocked(loop: asyncio.AbstractEventLoop, limit_s: float, ended: Eve
         loop.call_soon_threadsafe(ran.set)
         if not ran.wait(limit_s) and not ended.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-async def _gather_all(message: Message, answers: "_Answers") -> list[Verdict | str]:
-    free = asyncio.Semaphore(message.options.max_in_flight)
-    keys = [question_key(question) for question in message.questions]
-    tasks: dict[str, asyncio.Task[Verdict | str]] = {}
-    for key, question in zip(keys, message.questions, strict=True):
-        if key not in tasks:
-            tasks[key] = asyncio.create_task(_ask(key, question, message.options, free, answers))
-    found = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
-    return [found[key] for key in keys]
 
 
 async def _ask(

@@ -43,6 +43,16 @@ class PartialResponse:
         self.rollout_logprobs = None if logprobs is None else [*(self.rollout_logprobs or ()), *logprobs]
         self.version = None if version is None else [*(self.version or ()), *[version] * len(tokens)]
 
+    def append_bridge(self, tokens: Sequence[int]) -> None:
+        """Append tokens of the environment after a turn of the policy."""
+        logprobs = None if self.rollout_logprobs is None else [0.0] * len(tokens)
+        self.append(tokens, ENVIRONMENT, logprobs, None if self.version is None else self.version[-1])
+
+    def replace_tokens(self, other: "PartialResponse") -> None:
+        """Take the response tokens of ``other``, and what it holds of each."""
+        self.tokens, self.source = other.tokens, other.source
+        self.rollout_logprobs, self.version = other.rollout_logprobs, other.version
+
 
 def to_batch(responses: Sequence[PartialResponse]) -> Batch:
     """Return the responses as batch rows, with the ``PER_TOKEN`` columns that all of them have."""

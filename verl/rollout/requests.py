@@ -41,16 +41,10 @@ class ResponseRequests:
 
     def of(self, places: Sequence[int]) -> "ResponseRequests":
         """Return the requests at the indices ``places``."""
-        return replace(
-            self,
-            rows=[self.rows[i] for i in places],
-            prompt_ids=[self.prompt_ids[i] for i in places],
-            streams=[self.streams[i] for i in places],
-            overrides=None if self.overrides is None else [self.overrides[i] for i in places],
-            partial=None if self.partial is None else self.partial[list(places)],
-            max_tokens=None if self.max_tokens is None else [self.max_tokens[i] for i in places],
-            stop=None if self.stop is None else [self.stop[i] for i in places],
-        )
+        names = ("rows", "prompt_ids", "streams", "overrides", "max_tokens", "stop")
+        known = {name: values for name in names if (values := getattr(self, name)) is not None}
+        chosen: dict[str, Any] = {name: [values[i] for i in places] for name, values in known.items()}
+        return replace(self, partial=None if self.partial is None else self.partial[list(places)], **chosen)
 
     def sampling_of(self, i: int) -> SamplingConfig:
         """Return the sampling options of response ``i``."""

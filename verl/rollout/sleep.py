@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from vllm import LLM
@@ -10,6 +11,7 @@ WEIGHTS, KV_CACHE = ["weights"], ["kv_cache"]
 """vLLM's tags for the two kinds of memory that sleep mode frees."""
 
 
+@dataclass(eq=False)
 class EngineSleep:
     """Sleep state of an engine.
 
@@ -17,11 +19,10 @@ class EngineSleep:
     the weights arrive, so that the collectives that gather the weights can use its memory.
     """
 
-    def __init__(self, engine: LLM, enabled: bool) -> None:
-        """Store whether the engine was created with ``enable_sleep_mode``; if not, it is always awake."""
-        self.engine = engine
-        self.enabled = enabled
-        self.asleep = False
+    engine: LLM
+    enabled: bool
+    """Whether the engine was created with ``enable_sleep_mode``; if not, it is always awake."""
+    asleep: bool = False
 
     def sleep(self) -> None:
         """Free the memory, assuming that no request is running. Does nothing if the engine is already asleep."""

@@ -1,6 +1,7 @@
 """Samples with a vLLM engine in this process, for training and evaluation."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ from vllm_patches import resume
 from vllm_patches.temperatures import KEY as TEMPERATURES
 
 
+@dataclass(eq=False)
 class VLLMSampler:
     """Sampler that returns responses and the rank metrics that the engine measures.
 
@@ -26,32 +28,23 @@ class VLLMSampler:
     the same prompts, all schedulers make the same decisions, and all workers sample the same responses.
     """
 
-    def __init__(
-        self,
-        engine: LLM,
-        config: EngineConfig,
-        place: WorkerPlace,
-        max_response_length: int,
-        end_tokens: list[int],
-        stop_strings: list[str],
-        measures: bool,
-        turns: Turns | None,
-        trains: bool,
-    ) -> None:
-        """Prepare to sample with ``engine``.
+    engine: LLM
+    config: EngineConfig
+    place: WorkerPlace
+    max_response_length: int
+    end_tokens: list[int]
+    """Tokens that end a response, in addition to the model's own."""
+    stop_strings: list[str]
+    """Strings that end a response, in addition to the model's own."""
+    measures: bool
+    """Whether the engine captures hidden states."""
+    turns: Turns | None
+    """State of multi-turn conversations, or None if each response has a single turn."""
+    trains: bool
+    """Whether to return ``rollout_logprobs`` and ``mean_states``."""
 
-        Args:
-            end_tokens, stop_strings: Tokens and strings that end a response, in addition to the model's own.
-            measures: Whether the engine captures hidden states.
-            turns: State of multi-turn conversations, or None if each response has a single turn.
-            trains: Whether to return ``rollout_logprobs`` and ``mean_states``.
-        """
-        self.engine = engine
-        self.max_response_length = max_response_length
-        self.end_tokens, self.stop_strings = end_tokens, stop_strings
-        self.measures, self.turns, self.trains = measures, turns, trains
-        self.is_first = place.rank % config.tensor_parallel_size == 0
-        self.seeded = config.seeded
+    def __post_init__(self) -> None:
+        self.is_first = self.place.rank % self.config.tensor_parallel_size == 0
         self._partial: dict[str, PartialResponse] = {}
         self._version = -1
         """Version of the current weights, or a negative number if responses are never cut."""
@@ -108,7 +101,7 @@ class VLLMSampler:
         sampling, num_read = requests.sampling_of(i), self._num_read(str(requests.rows[i]), response)
         room, limit = self.max_response_length - len(response.tokens), (requests.max_tokens or {i: None})[i]
         stop = [*self.stop_strings, *((requests.stop or {i: []})[i])]
-        extra: dict[str, Any] = from_stream(requests.streams[i]) if self.seeded else {}
+        extra: dict[str, Any] = from_stream(requests.streams[i]) if self.config.seeded else {}
         if num_read:
             extra |= resume.resume_args(response.open_tokens, num_read)
         if requests.temperatures is not None:

@@ -143,7 +143,8 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
         batch = {"activations": activations_of(shapes[name], tokens, learner)}
         if name == "model":
             learned = logits(ENTROPY_BYTES if actor.entropy_coeff else itemsize + LOGITS_BYTES, tokens)
-            batch["logits"] = learned * (3 if config.teacher.is_exact else 1)  # the teacher's, and the terms of the divergence
+            # Also the teacher's, and the terms of the divergence.
+            batch["logits"] = learned * (3 if config.teacher.is_exact else 1)
         gathered = {part: shares[part] for part in ("gathered", "whole gradients")}
         learning = held | awake | more | {f"{prefix}parameters": shares["parameters"], "gradients": shares["gradients"]}
         step = {f"{prefix}moments": shares["moments"], "temporary": shares["gradients"]}

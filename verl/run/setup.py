@@ -29,14 +29,13 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.rollout.agents.pool import AgentPool
-from verl.rollout.agents.sessions import AgentSetup
 from verl.rollout.engines import check_engine_model, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
-from verl.rollout.environments.pool import EnvironmentPool, beginning
+from verl.rollout.environments.pool import beginning
 from verl.run.teacher_server import MAX_TEXTS, TeacherServer
 from verl.run.tracker_backends import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
+from verl.utils.process_pool import KillablePool
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
@@ -155,15 +154,11 @@ class TrainingSetup:
         """Arguments of the chat template, including the tool schemas."""
         return with_tools(self.config.data.apply_chat_template_kwargs, self.config.rollout.multi_turn)
 
-    def conversations(
-        self, pool: EnvironmentPool | AgentPool, say: Callable[[str], None]
-    ) -> ConversationSetup | AgentSetup:
-        """Return the setup of conversations whose environments or agents run in ``pool``."""
-        options, data = self.config.rollout.multi_turn, self.config.data
-        shared = (data.max_response_length, self.tokenizer, self.chat_arguments, self.stop_strings)
-        if isinstance(pool, AgentPool):
-            return AgentSetup(options, data.max_prompt_length, *shared, pool, say)
-        return ConversationSetup(options, *shared, pool, data.template)
+    def conversations(self, pool: KillablePool, say: Callable[[str], None]) -> ConversationSetup:
+        """Return the setup of conversations with the environments or agents in ``pool``."""
+        data, options = self.config.data, self.config.rollout.multi_turn
+        limits, texts = (data.max_prompt_length, data.max_response_length), (self.chat_arguments, self.stop_strings)
+        return ConversationSetup(options, *limits, self.tokenizer, *texts, pool, say, data.template)
 
     @property
     def stop_strings(self) -> list[str]:

@@ -80,23 +80,21 @@ class EnginePool(WorkerGroup):
 
         Never blocks. Added engines have no weights yet.
         """
-        with self._replacing:
-            return not self._closed and self._replace_lost()
-
-    def _replace_lost(self) -> bool:
         size, before = self._workers_per_world, len(self.living)
-        for first in {self._world_of(rank).start for rank in self._supervisor.left_out}:
-            restart = self._restarts.pop(first, None)
-            if restart is None:
-                hosts = [self._new_process(rank) for rank in self._world_of(first)]
-                calls = [self._prepare(first + i, host) for i, host in enumerate(hosts)]
-                self._restarts[first] = _Restart(hosts, calls, None)
-            elif ray.wait(restart.calls, num_returns=size, timeout=0)[1]:
-                self._restarts[first] = restart
-            else:
-                # If the replacement failed to start, the next call tries again.
-                with suppress(RayError):
-                    self._next_stage(first, restart)
+        with self._replacing:
+            lost = set() if self._closed else {self._world_of(rank).start for rank in self._supervisor.left_out}
+            for first in lost:
+                restart = self._restarts.pop(first, None)
+                if restart is None:
+                    hosts = [self._new_process(rank) for rank in self._world_of(first)]
+                    calls = [self._prepare(first + i, host) for i, host in enumerate(hosts)]
+                    self._restarts[first] = _Restart(hosts, calls, None)
+                elif ray.wait(restart.calls, num_returns=size, timeout=0)[1]:
+                    self._restarts[first] = restart
+                else:
+                    # If the replacement failed to start, the next call tries again.
+                    with suppress(RayError):
+                        self._next_stage(first, restart)
         return len(self.living) > before
 
     def _next_stage(self, first: int, restart: _Restart) -> None:

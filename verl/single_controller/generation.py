@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from verl.batch import Batch
 from verl.cluster.failures import MachineError, WorkerError
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.agents.sessions import AgentSetup, Sessions
+from verl.rollout.agents.sessions import Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, add_rank_metrics
+from verl.rollout.multi_turn import begin_conversations
 from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.worker_group import WorkerGroup
@@ -20,17 +22,18 @@ STEPS_PER_CALL = 32
 """Number of engine steps between two replies of an engine."""
 
 
+@dataclass(eq=False)
 class EngineCalls:
-    """Calls to the engines of a worker group, with at most one pending call per engine.
+    """Calls to the engines of a worker group, with at most one pending call per engine."""
 
-    Args:
-        method: Name of the worker method to call.
-        copies: Number of consecutive workers per engine. All are called, but only the first result is used.
-    """
+    workers: WorkerGroup
+    method: str
+    """Name of the worker method to call."""
+    copies: int
+    """Number of consecutive workers per engine. All are called, but only the first result is used."""
 
-    def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
-        self.workers, self.method, self.copies = workers, method, copies
-        self._ranks = workers.living.copy()
+    def __post_init__(self) -> None:
+        self._ranks = self.workers.living.copy()
         self._calls: dict[int, list[Any]] = {}
         self._results: dict[Any, Any] = {}
         self._started = time.monotonic()
@@ -65,7 +68,7 @@ class EngineCalls:
             for copy, call in enumerate(calls)
             if call not in self._results
         }
-        lost: list[tuple[int, Any]] = []
+        replied: list[tuple[int, Any]] = []
         try:
             for call, result in self.workers.completed(ranks, self.method, self._started):
                 self._results[call] = result
@@ -75,15 +78,14 @@ class EngineCalls:
             engine = self._ranks.index(self.workers.leave_out(error)) // self.copies
             # There is no pending call if the lost engine was idle.
             self._calls.pop(engine, None)
-            lost.append((engine, None))
-        replied = [engine for engine in sorted(self._calls) if self._has_replied(engine)]
-        return lost + [(engine, self._reply(engine)) for engine in replied]
+            replied.append((engine, None))
+        for engine in [engine for engine in sorted(self._calls) if self._has_replied(engine)]:
+            replies = [self.workers.received(self._results.pop(call)) for call in self._calls.pop(engine)]
+            replied.append((engine, replies[0]))
+        return replied
 
     def _has_replied(self, engine: int) -> bool:
         return all(call in self._results for call in self._calls[engine])
-
-    def _reply(self, engine: int) -> Any:
-        return [self.workers.received(self._results.pop(call)) for call in self._calls.pop(engine)][0]
 
 
 def generate_responses(
@@ -96,7 +98,7 @@ def generate_responses(
     deterministic: bool = True,
     on_finished: Callable[[Batch], None] = lambda part: None,
     settings: Mapping[str, Any] | None = None,
-    conversations: ConversationSetup | AgentSetup | None = None,
+    conversations: ConversationSetup | None = None,
     version: int | None = None,
 ) -> Batch:
     """Sample ``sampling.n`` responses per prompt; responses to the same prompt are adjacent.
@@ -127,7 +129,7 @@ def generate_responses(
         parts.append(part)
         on_finished(part)
 
-    started = None if conversations is None else conversations.begin(prompts, None)
+    started = None if conversations is None else begin_conversations(conversations, prompts)
     engines = (workers, copies, requests, deterministic, take)
     _, metrics = Generation(*engines, conversations=started, version=version).run()
     batch = Batch.join(parts)
@@ -136,51 +138,46 @@ def generate_responses(
     return batch.without("request").widened(max_response_length)
 
 
+@dataclass(eq=False)
 class Generation:
     """One pass of all engines over ``requests``; each request is identified by its row index.
-
-    Args:
-        workers: Workers that hold an engine, such as :class:`verl.workers.hybrid.HybridWorker`.
-        copies: Number of consecutive workers that form one engine.
-        deterministic: Whether to assign remaining requests only after all engines have replied. The assignment of
-            requests then depends on response lengths in steps, not on engine speed. Otherwise, an engine receives more
-            requests as soon as it replies.
-        on_finished: Callback that receives responses shortly after they finish.
-        enough: Callback that receives the finished responses after each round of replies; once it returns True, the
-            remaining responses are cut. If it is None, all responses are finished.
-        conversations: Multi-turn conversations to which the requests belong, or None for single-turn responses.
-        steps_per_call: Number of engine steps between two replies, or None for ``STEPS_PER_CALL``.
-        version: Version of the weights with which to sample, or None for any.
 
     Raises:
         WorkerError: If an engine holds another version of the weights.
     """
 
-    def __init__(
-        self,
-        workers: WorkerGroup,
-        copies: int,
-        requests: ResponseRequests,
-        deterministic: bool,
-        on_finished: Callable[[Batch], None],
-        enough: Callable[[Sequence[int]], bool] | None = None,
-        conversations: Conversations | Sessions | None = None,
-        steps_per_call: int | None = None,
-        version: int | None = None,
-    ) -> None:
-        self.workers, self.copies, self.requests, self.deterministic = workers, copies, requests, deterministic
-        self.on_finished, self.enough, self.conversations = on_finished, enough, conversations
-        self.steps_per_call = steps_per_call or STEPS_PER_CALL
+    workers: WorkerGroup
+    """Workers that hold an engine, such as :class:`verl.workers.hybrid.HybridWorker`."""
+    copies: int
+    """Number of consecutive workers that form one engine."""
+    requests: ResponseRequests
+    deterministic: bool
+    """Whether to assign remaining requests only after all engines have replied. The assignment of requests then depends
+    on response lengths in steps, not on engine speed. Otherwise, an engine receives more requests as soon as it
+    replies."""
+    on_finished: Callable[[Batch], None]
+    """Callback that receives responses shortly after they finish."""
+    enough: Callable[[Sequence[int]], bool] | None = None
+    """Callback that receives the finished responses after each round of replies; once it returns True, the remaining
+    responses are cut. If it is None, all responses are finished."""
+    conversations: Conversations | Sessions | None = None
+    """Multi-turn conversations to which the requests belong, or None for single-turn responses."""
+    steps_per_call: int | None = None
+    """Number of engine steps between two replies, or None for ``STEPS_PER_CALL``."""
+    version: int | None = None
+    """Version of the weights with which to sample, or None for any."""
+
+    def __post_init__(self) -> None:
         engines: list[EngineCapacity] = self._call_all("start_generation")
         for engine, found in enumerate(capacity.version for capacity in engines):
-            if version is not None and found != version:
+            if self.version is not None and found != self.version:
                 raise WorkerError(
-                    f"engine {engine} holds version {found} of the weights, not {version}: it would sample with the "
-                    "policy of another step; please report this with the run's options"
+                    f"engine {engine} holds version {found} of the weights, not {self.version}: it would sample with "
+                    "the policy of another step; please report this with the run's options"
                 )
-        num_first = len(requests.rows) if conversations is None else conversations.num_first
+        num_first = len(self.requests.rows) if self.conversations is None else self.conversations.num_first
         self.queue = RequestQueue(num_first, engines)
-        self.calls = EngineCalls(workers, "rollout.advance", copies)
+        self.calls = EngineCalls(self.workers, "rollout.advance", self.copies)
         self.ended: list[int] = []
         """Finished responses, in the order in which they finished."""
 
@@ -219,7 +216,10 @@ class Generation:
                     idle.remove(engine)
                     self._send(engine, places)
         # 5. Fetch the metrics before cutting, because cutting drops the hidden states.
-        metrics = None if conversations is None else conversations.measured(self._rank_metrics())
+        metrics = None
+        if conversations is not None:
+            measured = [part for part in self._call_all("rollout.take_rank_metrics") if part is not None]
+            metrics = conversations.measured(Batch.join(measured) if measured else None)
         return [] if self.enough is None else self._cut(), metrics
 
     def _call_all(self, method: str) -> list[Any]:
@@ -229,10 +229,9 @@ class Generation:
     def _send(self, engine: int, places: Sequence[int]) -> None:
         conversations = self.conversations
         requests = self.requests.of(places) if conversations is None else conversations.requests(self.requests, places)
-        self.calls.send(engine, requests, self.steps_per_call)
+        self.calls.send(engine, requests, self.steps_per_call or STEPS_PER_CALL)
 
     def _take(self, engine: int, finished: Batch | None, num_waiting: int) -> None:
-        """Process an engine's reply."""
         self.queue.finish(engine, 0 if finished is None else len(finished), num_waiting)
         if self.conversations is None or finished is None:
             self._end(finished)
@@ -249,10 +248,6 @@ class Generation:
         """Return the requests of a lost engine that other engines have to finish."""
         elsewhere = {*self.ended, *(() if self.conversations is None else self.conversations.waiting)}
         return [place for place in dict.fromkeys(self.queue.dealt[engine]) if place not in elsewhere]
-
-    def _rank_metrics(self) -> Batch | None:
-        parts = [part for part in self._call_all("rollout.take_rank_metrics") if part is not None]
-        return Batch.join(parts) if parts else None
 
     def _cut(self) -> list[Batch]:
         """Return the unfinished responses; responses of an engine lost during this call keep their original state."""

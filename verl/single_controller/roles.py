@@ -5,6 +5,7 @@ Legend: B = number of episodes.
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
 from verl.models.micro_batches import rows_by_value
 from verl.models.packing import prompt_index
-from verl.rollout.agents.sessions import AgentSetup, Sessions
+from verl.rollout.agents.sessions import Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller.engine_pool import EnginePool
@@ -78,22 +79,17 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
     return torch.tensor(rows)[order].flatten(), torch.tensor(copied)[order].flatten(), unit
 
 
+@dataclass(eq=False)
 class ModelWorkers:
-    """Worker group in one of its roles.
+    """Worker group in one of its roles."""
 
-    Args:
-        copies: Number of consecutive workers that process one share together; see :meth:`WorkerGroup.run_split`.
-        balance: Whether to balance the number of tokens per worker instead of only the number of rows.
-        whole_prompts: Whether balancing keeps the responses to a prompt together if the prompts split evenly.
-    """
-
-    def __init__(
-        self, workers: WorkerGroup, copies: int = 1, balance: bool = False, whole_prompts: bool = False
-    ) -> None:
-        self.workers = workers
-        self.copies = copies
-        self.balance = balance
-        self.whole_prompts = whole_prompts
+    workers: WorkerGroup
+    copies: int = 1
+    """Number of consecutive workers that process one share together; see :meth:`WorkerGroup.run_split`."""
+    balance: bool = False
+    """Whether to balance the number of tokens per worker instead of only the number of rows."""
+    whole_prompts: bool = False
+    """Whether balancing keeps the responses to a prompt together if the prompts split evenly."""
 
     def map_rows(self, method: str, batch: Batch) -> Batch:
         """Call ``method`` on shares of ``batch`` and return the resulting episodes in the batch's order.
@@ -172,7 +168,7 @@ class PolicyWorkers(ModelWorkers):
         config: PPOConfig,
         whole_groups: bool = False,
         pool: EnginePool | None = None,
-        conversations: ConversationSetup | AgentSetup | None = None,
+        conversations: ConversationSetup | None = None,
     ) -> None:
         """Store the policy's workers and its engines.
 
@@ -228,16 +224,6 @@ class PolicyWorkers(ModelWorkers):
             conversations=self.conversations,
             version=self._version,
         )
-
-    def advance(
-        self,
-        requests: ResponseRequests,
-        on_finished: Callable[[Batch], None],
-        enough: Callable[[Sequence[int]], bool],
-        conversations: Conversations | Sessions | None = None,
-    ) -> tuple[list[Batch], Batch | None]:
-        """Let the engines process ``requests`` with the latest weights; see :class:`Generation`."""
-        return self.generation(requests, on_finished, enough, conversations).run()
 
     def generation(
         self,

@@ -190,7 +190,6 @@ def log_to(folder: Path, rank: int) -> None:
 
 
 def _signal_workers(pids: Sequence[int]) -> None:
-    """Signal workers from a process on their own machine."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, STACKS_SIGNAL)

@@ -159,7 +159,6 @@ class WorkerGroup:
         return placement
 
     def _new_process(self, rank: int) -> Any:
-        """Create the Ray actor for a worker."""
         actor_class: Any = ray.remote(_Host)
         return actor_class.options(
             num_cpus=1,
@@ -259,10 +258,11 @@ class WorkerGroup:
         """Return the results of the calls, and record their peak memory for ``take_peak_memory``."""
         return [self.received(reply) for reply in self._wait(calls, method)]
 
-    def received(self, reply: "_Reply") -> Any:
+    def received(self, reply: tuple[Any, MemoryPeak]) -> Any:
         """Return the result in a worker's reply, and record its peak memory for ``take_peak_memory``."""
-        self._peak = reply.peak.joined(self._peak)
-        return reply.result
+        result, peak = reply
+        self._peak = peak.joined(self._peak)
+        return result
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
         """Wait for the results of the calls, one per worker, and return them in order."""
@@ -322,7 +322,6 @@ class WorkerGroup:
 
 
 def _outcome(call: Any) -> Any:
-    """Return the result of a completed call, or its error."""
     try:
         return ray.get(call)
     except RayError as error:
@@ -340,15 +339,11 @@ class Stored(NamedTuple):
     """References to objects in Ray's object store."""
 
 
-class _Reply(NamedTuple):
-    """Result of a call, together with its peak memory to avoid a separate call."""
-
-    result: Any
-    peak: MemoryPeak
-
-
 class _Host:
-    """Ray actor of a worker, which imports the worker class only in ``start``, after the environment is set."""
+    """Ray actor of a worker, which imports the worker class only in ``start``, after the environment is set.
+
+    Calls of the worker return the result with the peak memory, to avoid a separate call.
+    """
 
     def prepare(
         self,
@@ -376,16 +371,18 @@ class _Host:
         node, meeting_point = ray.get_runtime_context().get_node_id(), (ray.util.get_node_ip_address(), free_port())
         return Identity(node, socket.gethostname(), os.getpid(), memory, meeting_point)
 
-    def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
+    def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> tuple[Any, MemoryPeak]:
         self.place, self.memory = place, PeakMemory(place.device_type)
         self.folder: Path | None = None
         set_stage("importing libraries")
         with self._naming_errors("start"), loading():
             self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
-        return _Reply(name, self.memory.read())
+        return name, self.memory.read()
 
-    def call(self, method: str, arguments: tuple[Any, ...], share: Any = None, sends: bool = True) -> _Reply:
+    def call(
+        self, method: str, arguments: tuple[Any, ...], share: Any = None, sends: bool = True
+    ) -> tuple[Any, MemoryPeak]:
         """Call the worker's method, with ``share`` as its first argument if given; return its result if ``sends``."""
         self.memory.reset()
         if share is not None:
@@ -399,7 +396,7 @@ class _Host:
             if isinstance(result, Iterator):
                 result = Stored([ray.put(part) for part in result])
         print(f"{time.strftime('%X')} {method}: done", flush=True)
-        return _Reply(result if sends else None, self.memory.read())
+        return result if sends else None, self.memory.read()
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Return a method of the worker or of one of its parts, such as ``critic.update``."""

@@ -1,6 +1,7 @@
 """Base class of the training loops, with checkpointing and tracking of skipped updates."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -74,7 +75,6 @@ class Trainer:
         self.timer.totals.update(state["seconds_by_phase"])
 
     def _state(self) -> dict[str, Any]:
-        """Return the trainer's state as JSON values."""
         return {
             "step": self.step,
             "num_examples": len(self.loader.dataset),
@@ -120,19 +120,21 @@ def is_due(step: int, last_step: int, frequency: int) -> bool:
     return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
 
 
+@dataclass
 class SkippedUpdates:
-    """Counter of a model's optimizer steps that were skipped because the gradient was not finite.
+    """Counter of a model's optimizer steps that were skipped because the gradient was not finite."""
 
-    Args:
-        prefix: Prefix of the model's metrics, such as ``actor``.
-        field: Path of ``config`` within the run's config, such as ``actor.optim``.
-    """
+    prefix: str
+    """Prefix of the model's metrics, such as ``actor``."""
+    field: str
+    """Path of ``config`` within the run's config, such as ``actor.optim``."""
+    config: OptimConfig
+    in_a_row: int = 0
 
-    def __init__(self, prefix: str, field: str, config: OptimConfig) -> None:
-        self.name = f"{prefix}/skipped_updates"
-        self.field = field
-        self.config = config
-        self.in_a_row = 0
+    @property
+    def name(self) -> str:
+        """Name of the metric that counts them."""
+        return f"{self.prefix}/skipped_updates"
 
     def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
         """Return the mean metrics of the applied ``updates`` and the number of skipped ones.

@@ -65,7 +65,6 @@ class AnalysisWorker:
         return [self._measured(prompt, group, figures) for prompt, group, figures in groups]
 
     def _measured(self, prompt: PromptResponses, scored: Batch, stack: dict[str, Tensor]) -> MeasuredPrompt:
-        """Return the metrics of a prompt from its ``scored`` responses."""
         responses, courses = [], []
         for response in scored.split(1):
             by_layer = {name: values[0].tolist() for name, values in response.rank_metrics.items()}

@@ -12,6 +12,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Asked, Ended
 from verl.rollout.agents.pool import AgentPool, read_reward
 from verl.rollout.agents.protocol import completion
+from verl.rollout.environments.conversations import check_conversations
 
 AGENTS = """
 import asyncio, json, os, subprocess, sys, time, urllib.request
@@ -144,8 +145,8 @@ def test_the_reward_of_a_command_is_in_its_last_line():
     assert read_reward("") is None and read_reward("[" * 100_000) is None
 
 
-def test_an_agent_of_another_form_is_refused(small_config, tmp_path):
+def test_an_agent_of_another_form_is_refused(small_config, tmp_path, tiny_tokenizer):
     path = user_code(tmp_path, "async def agent(record): ...\n", "other.py") + ":agent"
     made = options(small_config, tmp_path, "in_thread", path=path)
     with refused("rollout.multi_turn.agent.path=...it is called with (record, base_url, api_key)..."):
-        AgentPool(made)
+        check_conversations(made, tiny_tokenizer, "chat", {})

@@ -1,20 +1,17 @@
 """Agents through the real engine: the same task as an environment, and histories that do not continue each other."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from tests.kit import changed, ppo_config, user_code
-from tests.workers.groups import all_prompts, scored, start_group
+from tests.workers.groups import all_prompts, scored
 from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.models.tokenizer import load_tokenizer
-from verl.rollout.agents.pool import AgentPool
-from verl.rollout.agents.sessions import AgentSetup
 from verl.rollout.environments.conversations import ConversationSetup, with_tools
-from verl.rollout.environments.pool import EnvironmentPool
+from verl.rollout.multi_turn import conversation_pool
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup
 
@@ -45,13 +42,6 @@ def config() -> PPOConfig:
 
 
 @pytest.fixture(scope="module")
-def group(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
-    group = start_group(config, 1)
-    yield group
-    group.close()
-
-
-@pytest.fixture(scope="module")
 def tokenizer(config: PPOConfig) -> Any:
     return load_tokenizer(config.model.path, False)
 
@@ -66,11 +56,9 @@ def sampled(group: WorkerGroup, config: PPOConfig, tokenizer: Any, path: str | N
     turns = config.rollout.multi_turn if path is None else agents(config, path)
     arguments = with_tools({}, config.rollout.multi_turn)
     prompts = all_prompts(changed(config, data={"apply_chat_template_kwargs": arguments}), tokenizer)[:num]
-    with (EnvironmentPool if path is None else AgentPool)(turns) as pool:
-        if path is None:
-            setup: Any = ConversationSetup(turns, limit, tokenizer, arguments, [], pool)
-        else:
-            setup = AgentSetup(turns, data.max_prompt_length, limit, tokenizer, {}, [], pool, print)
+    arguments = arguments if path is None else {}
+    with conversation_pool(turns) as pool:
+        setup = ConversationSetup(turns, data.max_prompt_length, limit, tokenizer, arguments, [], pool)
         options = (config.rollout.train_kwargs, 3, limit, True)
         return generate_responses(group, 1, prompts, *options, conversations=setup)
 

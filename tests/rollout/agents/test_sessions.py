@@ -16,7 +16,8 @@ from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents import sessions
 from verl.rollout.agents.endpoint import Asked, Began, Ended
 from verl.rollout.agents.protocol import ProtocolError, read_request
-from verl.rollout.agents.sessions import AgentSetup, Sessions
+from verl.rollout.agents.sessions import Sessions
+from verl.rollout.environments.conversations import ConversationSetup
 from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests
 
@@ -39,6 +40,8 @@ class Reply(Future):
 class Pool:
     """Agents played by a test."""
 
+    role = "user"
+
     def __init__(self, at_once: int, num_shares: int) -> None:
         self.at_once, self.num_shares, self.closed = at_once, num_shares, list[int]()
         self.endpoint = SimpleNamespace(events=SimpleQueue(), close_session=self.closed.append)
@@ -55,7 +58,7 @@ class Game:
         turns = {"enable": True, "agent": {"path": "m.py:agent", "timeout_s": 5.0, **agent.pop("agent", {})}, **agent}
         options = changed(config, rollout={"multi_turn": turns}).rollout.multi_turn
         self.tokenizer, self.pool, self.said = tokenizer, Pool(at_once, 1), list[str]()
-        setup = AgentSetup(options, 40, 60, tokenizer, {}, [], self.pool, self.said.append)
+        setup = ConversationSetup(options, 40, 60, tokenizer, {}, [], self.pool, self.said.append)
         self.records = [PromptRecord(i, [5, 6], "x", None, {}, [USER], False) for i in range(num)]
         self.sessions, self.queue = Sessions(setup, self.records), RequestQueue(0, [EngineCapacity(99, 99)])
         sampling = SamplingConfig(n=1, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
@@ -143,10 +146,6 @@ def test_clients_may_write_a_reply_in_other_words(game, reply):
     game.turn(USER)
     game.turn(USER, reply, USER)
     assert game.over().further_rows == [[]]
-
-
-def history(messages: list[dict[str, Any]], *more: dict[str, Any], **fields: Any) -> tuple[Any, Any]:
-    return [*messages, *more], fields
 
 
 OTHER = {"role": "user", "content": "4-1="}
@@ -332,7 +331,7 @@ def test_agents_that_wait_for_each_other_are_sampled(small_config, tiny_tokenize
 
 
 def test_a_request_that_fails_costs_itself_alone(game, monkeypatch):
-    monkeypatch.setattr(game.sessions.setup, "render", lambda *_: [][0])
+    monkeypatch.setattr(sessions, "render_chat", lambda *_: [][0])
     with refused("IndexError: ...", ProtocolError):
         game.turn(USER)
     monkeypatch.undo()

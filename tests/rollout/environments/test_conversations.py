@@ -1,6 +1,6 @@
 """Conversations through the real engine: what the policy is asked, what it learns from, and what is measured."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,7 +29,7 @@ LENGTH = 150
 class Environment:
     """In place of the pool: answers at once, or late, with ``answers[turn]``; None ends the conversation."""
 
-    role, is_async, settles = "user", False, False
+    role, settles = "user", False
 
     def __init__(self, answers: Callable[[int], str | None], late: bool = False) -> None:
         self.answers, self.late = answers, late
@@ -68,13 +68,6 @@ def config(small_config: PPOConfig) -> PPOConfig:
 
 
 @pytest.fixture(scope="module")
-def group(config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
-    group = start_group(config, 1)
-    yield group
-    group.close()
-
-
-@pytest.fixture(scope="module")
 def prompts(config: PPOConfig, tiny_tokenizer: Any) -> list[PromptRecord]:
     return all_prompts(config, tiny_tokenizer)[:3]
 
@@ -82,7 +75,7 @@ def prompts(config: PPOConfig, tiny_tokenizer: Any) -> list[PromptRecord]:
 def talk(
     group: WorkerGroup, config: PPOConfig, tokenizer: Any, prompts: list[PromptRecord], environment: Environment
 ) -> Batch:
-    setup = ConversationSetup(config.rollout.multi_turn, LENGTH, tokenizer, {}, [], environment)
+    setup = ConversationSetup(config.rollout.multi_turn, LENGTH, LENGTH, tokenizer, {}, [], environment)
     sampling = config.rollout.train_kwargs
     return generate_responses(group, 1, prompts, sampling, 3, LENGTH, True, conversations=setup)
 
@@ -155,7 +148,7 @@ def test_what_is_read_grows_with_the_bridges(group, config, tiny_tokenizer, prom
 
 def test_conversations_that_are_cut_say_the_same(talked, group, config, tiny_tokenizer, prompts, monkeypatch):
     monkeypatch.setattr("verl.single_controller.generation.STEPS_PER_CALL", 5)
-    setup = ConversationSetup(config.rollout.multi_turn, LENGTH, tiny_tokenizer, {}, [], says(4))
+    setup = ConversationSetup(config.rollout.multi_turn, LENGTH, LENGTH, tiny_tokenizer, {}, [], says(4))
     whole = in_rounds(group, prompts, config.rollout.train_kwargs, 3, setup)
     assert whole.version.max() > 3
     assert torch.equal(whole.tokens, talked.tokens) and torch.equal(whole.source, talked.source)

@@ -22,7 +22,6 @@ from verl.rollout.environments.conversations import THE_END, check_conversations
 from verl.rollout.environments.live import LiveEnvironment
 from verl.rollout.environments.pool import Answer, Step, beginning, first_observation, load_environment, take_step
 from verl.rollout.environments.tools import Call, Turn, tool_schemas
-from verl.rollout.gym_environment import GymEnvironment
 
 RECORD = PromptRecord(3, [5], "environment", None, {"target": 4}, [{"role": "user", "content": "Play."}], False)
 
@@ -229,29 +228,6 @@ def test_mistakes_of_observe_are_named(environment, number: str, message: str):
     with pytest.raises(ConfigError) as error:
         begun(load_environment(environment("Broken")), replace(RECORD, extra_info={"number": number}))
     assert message in str(error.value)
-
-
-class Grid:
-    def reset(self, *, seed=None, options=None):
-        return seed, {}
-
-    def step(self, action):
-        return action, 1.0, True, False, {}
-
-
-class OnGrid(GymEnvironment):
-    def make(self):
-        return Grid()
-
-    def show(self, observation):
-        return f"on {observation}"
-
-
-def test_gymnasiums_first_observation_is_shown():
-    environment = OnGrid()
-    state, messages = begun(environment)
-    assert messages == ["on 3"] and step(environment, state, turn=Turn("7", [1], [], False)).reward == 1.0
-    assert begun(environment, replace(RECORD, extra_info={"seed": 8}))[1] == ["on 8"]
 
 
 @pytest.mark.parametrize(

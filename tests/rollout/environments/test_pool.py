@@ -14,7 +14,15 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import with_tools
-from verl.rollout.environments.pool import Answer, EnvironmentPool, Step, _guarded, load_environment, take_step
+from verl.rollout.environments.pool import (
+    Answer,
+    EnvironmentPool,
+    Step,
+    _guarded,
+    first_observation,
+    load_environment,
+    take_step,
+)
 from verl.rollout.environments.tools import Call, Turn, shortened, tool_schemas
 from verl.rollout.gym_environment import GymEnvironment
 from verl.utils.json_state import from_json
@@ -391,22 +399,28 @@ class Walking(GymEnvironment):
             raise ValueError("Say 1 or -1.")
         return int(text)
 
+    def show(self, observation):
+        return f"at {observation}"
+
 
 @pytest.mark.parametrize(
     ("seed", "said", "heard"),
     [
-        (1, ["1", "up", "1"], [("2", False), ("Say 1 or -1.", False), ("3", True)]),
-        (9, ["1", "-1", "-1", "-1"], [("10", False), ("9", False), ("8", False), ("7", True)]),
+        (1, ["1", "up", "1"], [("at 2", False), ("Say 1 or -1.", False), ("at 3", True)]),
+        (9, ["1", "-1", "-1", "-1"], [("at 10", False), ("at 9", False), ("at 8", False), ("at 7", True)]),
     ],
 )
 @pytest.mark.parametrize("travels", [False, True])
-def test_gymnasiums_interface(seed: int, said: list[str], heard: list[tuple[str, bool]], travels: bool, monkeypatch):
-    monkeypatch.setattr(Walk, "made", 0)
+def test_gymnasiums_interface(seed: int, said: list[str], heard: list[tuple[str, bool]], travels: bool):
     environment, state, answers = Walking(), "", []
+    record = replace(RECORD, extra_info={"seed": seed})
+    for asked, place in ((record, seed), (RECORD, RECORD.uid)):
+        seen = asyncio.run(first_observation(environment, asked))[1]
+        assert seen == [{"role": "user", "content": f"at {place}"}]
+    Walk.made = 0
     for text in said:
         # In another process the actions so far are taken again.
         environment = Walking() if travels else environment
-        record = replace(RECORD, extra_info={"seed": seed})
         answers.append(asyncio.run(take_step(environment, Step(record, state, Turn(text, [1], [], False)))))
         state = answers[-1].state
     assert [(contents(answer)[0], answer.done) for answer in answers] == heard

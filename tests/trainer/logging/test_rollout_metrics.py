@@ -48,11 +48,12 @@ def test_lengths():
 
 
 def test_emptied_responses_have_no_length():
-    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
+    batch = Batch.of([[1]] * 4, [[1] * 4] * 4)
+    batch.fill(learn_mask=torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool())
     expected = figures("filtered_response_length", 7 / 3, 4.0, 1.0, 1 / 3)
-    assert filtered_length_metrics(mask, 4) == pytest.approx(expected)
-    assert filtered_length_metrics(mask, 8)["filtered_response_length/clip_ratio"] == 0.0
-    assert filtered_length_metrics(torch.zeros(2, 4, dtype=torch.int64), 4) == {}
+    assert filtered_length_metrics(batch, 4) == pytest.approx(expected)
+    assert filtered_length_metrics(batch, 8)["filtered_response_length/clip_ratio"] == 0.0
+    assert filtered_length_metrics(batch[[1]], 4) == {}
 
 
 def test_learning_metrics_cover_masked_tokens_only():

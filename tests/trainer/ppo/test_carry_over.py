@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ class Verifiers:
 
 
 class CountingEngines:
-    """In place of :meth:`PolicyWorkers.advance`: a response ends at the length that its stream gives it.
+    """In place of :meth:`PolicyWorkers.generation`: a response ends at the length that its stream gives it.
 
     In the calls ``losses``, counted from 1, an engine is lost as responses are cut, with every other one of them.
     """
@@ -130,7 +131,8 @@ def sampler_of(
     )
     method = MethodCalls(config, tokenizer)
     policy = PolicyWorkers(None, config)
-    policy.advance, policy.finish_generation = engines, engines.finish_generation
+    policy.generation = lambda *arguments: SimpleNamespace(run=lambda: engines(*arguments))
+    policy.finish_generation = engines.finish_generation
     rewards = ResponseRewards(config, None, None)
     return RolloutScheduler(config, tokenizer, policy, Verifiers(), [], method, rewards, (), PROMPTS, STEPS)
 

@@ -366,17 +366,6 @@ def test_policy_learns_after_the_warm_up_with_normalized_weights():
     assert trainer.metrics["rollout_corr/rollout_is_batch_norm_factor"] == 3.0
 
 
-def test_samples_are_on_disk_before_the_checkpoint():
-    done: list[str] = []
-    trainer = object.__new__(RayPPOTrainer)
-    trainer.step, trainer.validations, trainer._state = 3, {}, dict
-    trainer.timer = SimpleNamespace(phase=lambda name: nullcontext())
-    trainer.samples = SimpleNamespace(store=SimpleNamespace(flush=lambda: done.append("samples")))
-    trainer.saver = SimpleNamespace(save=lambda *_: done.append("checkpoint"))
-    trainer._save()
-    assert done == ["samples", "checkpoint"]
-
-
 class Part:
     """A part of a trainer whose state is a value."""
 

@@ -7,6 +7,7 @@ the thread that samples reads, and wait for its reply.
 import asyncio
 import json
 import secrets
+from collections import Counter
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,12 +62,6 @@ class Ended:
 Event = Asked | Began | Ended
 
 
-@dataclass
-class _Session:
-    number: int
-    pending: int = 0
-
-
 class Endpoint:
     """Server of chat completions for the open sessions.
 
@@ -78,8 +73,10 @@ class Endpoint:
         self.address = address
         self.events = SimpleQueue[Event]()
         """Events that were not read yet."""
-        self._sessions: dict[str, _Session] = {}
-        """Open sessions by their secret."""
+        self._sessions: dict[str, int] = {}
+        """Numbers of the open sessions by their secret."""
+        self._pending = Counter[int]()
+        """Number of requests of each session that wait for a reply."""
         self._over = set[int]()
         """Numbers of sessions that have been closed and whose processes may still run."""
         self._control = secrets.token_urlsafe(24)
@@ -106,10 +103,10 @@ class Endpoint:
 
     def open(self, numbers: list[int]) -> dict[int, str]:
         """Open sessions and return the base URL of each; the addresses and events of earlier ones are gone."""
-        self.events, self._control = SimpleQueue(), secrets.token_urlsafe(24)
+        self.events, self._control, self._pending = SimpleQueue(), secrets.token_urlsafe(24), Counter()
         self._keys = {number: secrets.token_urlsafe(24) for number in numbers}
         self._over.clear()
-        self._sessions = {key: _Session(number) for number, key in self._keys.items()}
+        self._sessions = {key: number for number, key in self._keys.items()}
         return {number: f"{self.origin}/{key}/v1" for number, key in self._keys.items()}
 
     def close_session(self, number: int) -> None:
@@ -139,7 +136,7 @@ class Endpoint:
         await site.start()
         return int(self._runner.addresses[0][1])
 
-    def _session(self, request: web.Request) -> _Session:
+    def _session(self, request: web.Request) -> int:
         session = self._sessions.get(request.match_info["key"])
         if session is None:
             raise ProtocolError(404, "no_session", "there is no such session, or it has ended")
@@ -150,18 +147,19 @@ class Endpoint:
         self._session(request)
         return await _json(request)
 
-    async def _turn(self, session: _Session, asked: ChatRequest) -> dict[str, Any]:
+    async def _turn(self, session: int, asked: ChatRequest) -> dict[str, Any]:
         """Wait for the turn that a session asks for, and return it as a chat completion."""
-        if session.pending >= MAX_PENDING:
+        if self._pending[session] >= MAX_PENDING:
             raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
         reply = Future[dict[str, Any]]()
         reply.set_running_or_notify_cancel()  # a client that leaves cancels only its own waiting
-        session.pending += 1
+        pending = self._pending
+        pending[session] += 1
         try:
-            self.events.put(Asked(session.number, asked, reply))
+            self.events.put(Asked(session, asked, reply))
             return await asyncio.wrap_future(reply)
         finally:
-            session.pending -= 1
+            pending[session] -= 1
 
     async def _response(self, request: web.Request) -> web.Response:
         asked = read_request(chat_body(await self._body(request)))

@@ -81,18 +81,16 @@ def load_agent(options: AgentConfig) -> Any:
 class AgentPool(KillablePool):
     """Processes that run agents, and the endpoint that their requests reach."""
 
+    role = "user"
+
     def __init__(self, options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None) -> None:
         """Prepare the processes.
 
         Args:
             busy_cores: Number of this machine's cores that other work occupies.
             log: File that gets what agents print, or None to leave it on standard output.
-
-        Raises:
-            ConfigError: See :func:`load_agent` and :class:`Endpoint`.
         """
         self.options = options
-        load_agent(options.agent)
         num_processes = options.num_workers or spare_cores(busy_cores)
         super().__init__(
             "agent process",
@@ -110,7 +108,7 @@ class AgentPool(KillablePool):
     def __enter__(self) -> Self:
         self.endpoint = Endpoint(self.options.agent.address)
         # Start importing now, so that the imports overlap with the work before the first turn.
-        self.submit(self.run, _loaded, [None])
+        self.submit(self.run, bool, [None])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -156,14 +154,9 @@ _THREADS: list[threading.Thread] = []
 
 
 def _prepare(options: AgentConfig, log: Path | None) -> None:
-    """Prepare a process of the pool."""
     if log is not None:
         print_to(log, 1, 2)
     _AGENT[:] = [(load_agent(options), options)]
-
-
-def _loaded(_: None) -> bool:
-    return bool(_AGENT)
 
 
 def _play_share(share: Share) -> None:
@@ -258,26 +251,19 @@ async def _outcome(record: PromptRecord, url: str) -> float:
 
 async def _in_thread(call: partial[Any]) -> Any:
     """Call a function in a daemon thread; unlike executors' threads, one that hangs keeps no process alive."""
-    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+    future = Future[Any]()
+    future.set_running_or_notify_cancel()  # a session that is cancelled does not wait for it
 
     def run() -> None:
-        outcome: Any = None
-        failure: BaseException | None = None
         try:
-            outcome = call()
+            future.set_result(call())
         except BaseException as error:  # raised by the coroutine
             failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-
-        def settle() -> None:
-            if not future.done():
-                future.set_result(outcome) if failure is None else future.set_exception(failure)
-
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle)
+            future.set_exception(failure)
 
     _THREADS.append(threading.Thread(target=run, daemon=True))
     _THREADS[-1].start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:

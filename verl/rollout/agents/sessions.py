@@ -8,7 +8,6 @@ Legend: B sessions.
 """
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from verl.batch import ENVIRONMENT, Batch
+from verl.batch import Batch
 from verl.config.errors import ConfigError
-from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
 from verl.rollout.agents.endpoint import Asked, Ended, Event
-from verl.rollout.agents.pool import FIELD, AgentPool
+from verl.rollout.agents.pool import FIELD
 from verl.rollout.agents.protocol import (
     ChatRequest,
     Message,
@@ -34,8 +31,14 @@ from verl.rollout.agents.protocol import (
     completion,
     same_message,
 )
-from verl.rollout.environments.bridges import Bridges
-from verl.rollout.environments.conversations import CHARS_PER_TOKEN, CHECK_S, Conversation, read_turn, to_rows
+from verl.rollout.environments.conversations import (
+    CHARS_PER_TOKEN,
+    CHECK_S,
+    Conversation,
+    ConversationSetup,
+    read_turn,
+    to_rows,
+)
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG
 from verl.rollout.partial import from_batch, to_batch
 from verl.rollout.queue import RequestQueue
@@ -47,60 +50,6 @@ PATIENCE_S = 60.0
 """Seconds without an event after which a round begins although agents think, since they may wait for each other."""
 
 CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls", "malformed", "failures", "timeouts"))
-
-
-class AgentSetup:
-    """Setup of a run's agents.
-
-    Args:
-        max_prompt_length: Maximum number of tokens of the messages with which a row begins.
-        max_response_length: Maximum number of tokens of a row after these.
-        chat_arguments: Arguments of the chat template.
-        say: Prints a line.
-    """
-
-    def __init__(
-        self,
-        options: MultiTurnConfig,
-        max_prompt_length: int,
-        max_response_length: int,
-        tokenizer: PreTrainedTokenizerBase,
-        chat_arguments: Mapping[str, Any],
-        stop_strings: Sequence[str],
-        pool: AgentPool,
-        say: Callable[[str], None],
-    ) -> None:
-        self.options, self.pool, self.tokenizer, self.stop_strings = options, pool, tokenizer, stop_strings
-        self.max_prompt_length, self.max_response_length = max_prompt_length, max_response_length
-        self.chat_arguments = dict(chat_arguments)
-        self._bridges: dict[str, Bridges] = {}
-        self._say, self._noted = say, set[str]()
-
-    def note(self, line: str) -> None:
-        """Print a line once."""
-        if line not in self._noted:
-            self._noted.add(line)
-            self._say(line)
-
-    def begin(self, records: Sequence[PromptRecord], partial: Batch | None) -> "Sessions":
-        """Start a session for each record."""
-        assert partial is None, "MultiTurnConfig.check refuses agents whose sessions are carried over"
-        return Sessions(self, records)
-
-    def bridges(self, tools: Sequence[Mapping[str, Any]]) -> Bridges:
-        """Return the bridges of conversations with these tools."""
-        key = json.dumps(tools, sort_keys=True)
-        if key not in self._bridges:
-            field = "rollout.multi_turn.enable=True"
-            self._bridges[key] = Bridges(self.tokenizer, self._with(tools), "user", field)
-        return self._bridges[key]
-
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a row's first messages."""
-        return render_chat(messages, self.tokenizer, self._with(tools))
-
-    def _with(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return self.chat_arguments | ({"tools": list(tools)} if tools else {})
 
 
 @dataclass
@@ -154,7 +103,7 @@ class Sessions:
     num_first = 0
     """Number of requests that engines can have at once: none, before agents have asked."""
 
-    def __init__(self, setup: AgentSetup, records: Sequence[PromptRecord]) -> None:
+    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord]) -> None:
         self.setup = setup
         shares = setup.pool.play(records)
         self._events = setup.pool.endpoint.events
@@ -199,8 +148,7 @@ class Sessions:
         facts = zip(part.request.tolist(), part.calls, part.truncated.tolist(), strict=True)
         for response, (place, calls, truncated) in zip(from_batch(part), facts, strict=True):
             row = self._rows[place]
-            row.tokens, row.source = response.tokens, response.source
-            row.rollout_logprobs, row.version = response.rollout_logprobs, response.version
+            row.replace_tokens(response)
             row.truncated = truncated and len(row.tokens) >= self.setup.max_response_length
             row.counts[-1] += calls["prefilled"]
             self._sampling.discard(place)
@@ -295,7 +243,6 @@ class Sessions:
     # --- Agents ---
 
     def _start(self, share: list[int]) -> None:
-        """Note that the next session of a share has started."""
         if share:
             self._sessions[share.pop(0)].is_live = True
 
@@ -400,7 +347,7 @@ class Sessions:
             limit = f"{FIELD}.max_rows={setup.options.agent.max_rows}"
             raise ProtocolError(400, "too_many_histories", f"{limit}: this request extends none of the session's rows")
         self._check_size(request.messages, setup.max_prompt_length)
-        prompt = setup.render(request.messages, request.tools)
+        prompt = render_chat(request.messages, setup.tokenizer, setup.arguments(request.tools))
         if len(prompt) > setup.max_prompt_length:
             limit = f"the first messages have {len(prompt)} tokens; the run takes {setup.max_prompt_length}"
             raise ProtocolError(400, "context_length_exceeded", limit)
@@ -429,8 +376,7 @@ class Sessions:
             row.truncated = True
             limit = f"data.max_response_length={setup.max_response_length}"
             raise ProtocolError(400, "context_length_exceeded", f"{limit} leaves no token for a further turn")
-        logprobs = None if row.rollout_logprobs is None else [0.0] * len(bridge)
-        row.append(bridge, ENVIRONMENT, logprobs, None if row.version is None else row.version[-1])
+        row.append_bridge(bridge)
 
     def _check_size(self, messages: Sequence[Message], max_tokens: int) -> None:
         """Raise ``ProtocolError`` if messages are far too long to be tokenized."""

@@ -6,16 +6,19 @@ then receive a request for the next turn.
 Legend: B = number of episodes; each conversation is one episode.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.batch import POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
@@ -24,7 +27,7 @@ from verl.data.templates import find_template
 from verl.rank.turns import expand_to_response
 from verl.rollout.agents.pool import load_agent
 from verl.rollout.environments.bridges import Bridges, ProgramBridges
-from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step, load_environment, role_of
+from verl.rollout.environments.pool import COUNTS, Answer, Step, load_environment, role_of
 from verl.rollout.environments.tools import Call, Turn, tool_schemas, with_types
 from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
@@ -32,6 +35,9 @@ from verl.rollout.requests import ResponseRequests
 
 PROGRAMS = "verl.rollout.programs:Programs"
 """Environment for templates whose programs are run while a response is sampled."""
+
+ENABLED = "rollout.multi_turn.enable=True"
+"""Option that enables conversations, for error messages."""
 
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns of a conversation that are not sent to engines."""
@@ -49,41 +55,48 @@ SPEAKERS = ("policy", "environment")
 """Author names, indexed by a token's ``source``."""
 
 
+@dataclass
 class ConversationSetup:
-    """Setup of a run's conversations."""
+    """Setup of a run's conversations with environments or agents."""
 
-    def __init__(
-        self,
-        options: MultiTurnConfig,
-        max_response_length: int,
-        tokenizer: PreTrainedTokenizerBase,
-        chat_arguments: Mapping[str, Any],
-        stop_strings: Sequence[str],
-        pool: EnvironmentPool,
-        template: str = "chat",
-        max_length: int | None = None,
-    ) -> None:
-        """Prepare conversations.
+    options: MultiTurnConfig
+    max_prompt_length: int
+    """Maximum number of tokens of the messages with which an agent begins."""
+    max_response_length: int
+    """Maximum number of tokens of a conversation after its prompt."""
+    tokenizer: PreTrainedTokenizerBase
+    chat_arguments: Mapping[str, Any]
+    """Chat template arguments, which are also used for prompts."""
+    stop_strings: Sequence[str]
+    pool: Any
+    """Processes of the environments (:class:`EnvironmentPool`) or agents (:class:`AgentPool`)."""
+    say: Callable[[str], None] = print
+    template: str = "chat"
+    """Name of the prompt template."""
+    max_length: float = math.inf
+    """Maximum sequence length of the engines, including the prompt."""
 
-        Args:
-            max_response_length: Maximum number of tokens of a conversation after its prompt.
-            template: Name of the prompt template.
-            chat_arguments: Chat template arguments, which are also used for prompts.
-            max_length: Maximum sequence length of the engines, including the prompt, or None for no limit.
-        """
-        self.max_length = math.inf if max_length is None else max_length
-        self.options, self.max_response_length, self.pool = options, max_response_length, pool
-        self.tokenizer, self.stop_strings = tokenizer, stop_strings
-        self.schemas = {} if options.has_tools else {s["function"]["name"]: s for s in tool_schemas(options)}
+    def __post_init__(self) -> None:
+        schemas = [] if self.options.has_tools else tool_schemas(self.options)
+        self.schemas = {schema["function"]["name"]: schema for schema in schemas}
         """Schemas of a custom environment's tools, by name."""
-        if find_template(template).python:
-            self.bridges: Bridges | ProgramBridges = ProgramBridges(tokenizer)
-        else:
-            self.bridges = Bridges(tokenizer, chat_arguments, pool.role, "rollout.multi_turn.enable=True")
+        self.note = cache(self.say)
+        """Prints a line once."""
+        self._bridges: dict[str, Bridges | ProgramBridges] = {}
 
-    def begin(self, records: Sequence[PromptRecord], partial: Batch | None) -> "Conversations":
-        """Start B conversations with these prompts, or resume them from the rows ``partial``."""
-        return Conversations(self, new_conversations(records) if partial is None else resumed(records, partial))
+    def bridges(self, tools: Sequence[Mapping[str, Any]] = ()) -> Bridges | ProgramBridges:
+        """Return the bridges of conversations with an agent's ``tools``."""
+        key = json.dumps(tools, sort_keys=True)
+        if key not in self._bridges:
+            if find_template(self.template).python:
+                self._bridges[key] = ProgramBridges(self.tokenizer)
+            else:
+                self._bridges[key] = Bridges(self.tokenizer, self.arguments(tools), self.pool.role, ENABLED)
+        return self._bridges[key]
+
+    def arguments(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the chat template's arguments with an agent's ``tools``."""
+        return dict(self.chat_arguments) | ({"tools": list(tools)} if tools else {})
 
 
 def check_conversations(
@@ -106,15 +119,14 @@ def check_conversations(
         return
     if not options.enable:
         return
-    field = "rollout.multi_turn.enable=True"
     if not form.chat or tokenizer.chat_template is None:
-        raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
+        raise ConfigError(f"template={template!r}: {ENABLED} needs the tokenizer's chat template; set it to chat")
     if options.agent.enabled:
         load_agent(options.agent)
         role = "user"
     else:
         role = role_of(load_environment(options))
-    Bridges(tokenizer, with_tools(chat_arguments, options), role, field)
+    Bridges(tokenizer, with_tools(chat_arguments, options), role, ENABLED)
 
 
 def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig) -> dict[str, Any]:
@@ -181,9 +193,8 @@ class Conversations:
         """Conversations by index, until :meth:`over` returns them."""
         self._over: list[int] = []
         """Indices of the conversations that have ended since the last call of :meth:`over`."""
-        self._to_answer: dict[int, Turn] = {}
-        """Turns that have not been sent to the environment yet, by conversation index."""
         self._answering: dict[Future[Answer], tuple[int, Turn]] = {}
+        """Turns to which the environment has not replied yet, with the index of their conversation."""
 
     @property
     def num_first(self) -> int:
@@ -193,7 +204,7 @@ class Conversations:
     @property
     def waiting(self) -> set[int]:
         """Indices of the conversations whose environment has not replied yet."""
-        return {*self._to_answer, *(place for place, _ in self._answering.values())}
+        return {place for place, _ in self._answering.values()}
 
     def requests(self, requests: ResponseRequests, places: Sequence[int]) -> ResponseRequests:
         """Return the requests for the next turns of the conversations at ``places``."""
@@ -212,29 +223,24 @@ class Conversations:
         """Store the tokens that an engine has returned, and return the indices of their conversations."""
         places: list[int] = part.request.tolist()
         for place, response in zip(places, from_batch(part), strict=True):
-            conversation = self._all[place]
-            conversation.tokens, conversation.source = response.tokens, response.source
-            conversation.rollout_logprobs, conversation.version = response.rollout_logprobs, response.version
+            self._all[place].replace_tokens(response)
         return places
 
     def take(self, part: Batch) -> None:
         """Accept finished turns, with the tool ``calls`` that the engine parsed, and submit the environments' steps."""
+        turns: dict[int, Turn] = {}
         for place, truncated, calls in zip(self.update(part), part.truncated.tolist(), part.calls, strict=True):
-            conversation = self._all[place]
+            conversation, setup = self._all[place], self.setup
             conversation.truncated = truncated
             conversation.turns += 1
             conversation.counts[-1] += calls["prefilled"]
             if not truncated:
-                setup = self.setup
-                turn = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, setup.schemas)
-                self._to_answer[place] = turn
-            elif self.setup.pool.settles:
-                self._to_answer[place] = THE_END
+                turns[place] = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, setup.schemas)
+            elif setup.pool.settles:
+                turns[place] = THE_END
             else:
                 self._over.append(place)
-        # Async steps are submitted at once; others share processes, so collect them while earlier ones are pending.
-        if self.setup.pool.is_async or not self._answering:
-            self._submit()
+        self._ask(turns)
 
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
         """Resume the conversations whose environments have replied, and return whether others are still waiting.
@@ -245,30 +251,23 @@ class Conversations:
             wait: Whether to wait for replies.
             check: Called every second while waiting; it may raise.
         """
-        if wait or any(future.done() for future in self._answering):
-            queue.resume(self._answered(deterministic, check))
-        return bool(self.waiting)
-
-    def _answered(self, wait_for_all: bool, check: Callable[[], None]) -> list[int]:
-        """Wait for one reply, or for all, and return the indices of the conversations that continue."""
         continued: list[int] = []
-        while self._answering or self._to_answer:
-            self._submit()
-            done, _ = wait(self._answering, timeout=CHECK_S, return_when=FIRST_COMPLETED)
+        while self._answering and (wait or any(future.done() for future in self._answering)):
+            done, _ = futures.wait(self._answering, timeout=CHECK_S, return_when=futures.FIRST_COMPLETED)
             check()
             for future in done:
                 place, turn = self._answering.pop(future)
                 if self._continues(self._all[place], turn, future.result()):
                     continued.append(place)
                 elif self.setup.pool.settles and not (future.result().done or turn.ends):
-                    self._to_answer[place] = THE_END
+                    self._ask({place: THE_END})
                 else:
                     self._over.append(place)
-            if done and not wait_for_all:
+            if done and not deterministic:
                 break
-        self._submit()
         # Sort, because in order of arrival, the assignment to engines would depend on timing.
-        return sorted(continued)
+        queue.resume(sorted(continued))
+        return bool(self._answering)
 
     def over(self) -> Batch | None:
         """Return the conversations that have ended since the last call, or None if there are none."""
@@ -281,11 +280,10 @@ class Conversations:
             del self._all[place]
         return rows
 
-    def _submit(self) -> None:
-        turns, self._to_answer = self._to_answer, {}
-        if turns:
-            steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
-            self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
+    def _ask(self, turns: Mapping[int, Turn]) -> None:
+        """Submit the environment's step after each of these turns, by conversation index."""
+        steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
+        self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
 
     def _continues(self, conversation: Conversation, turn: Turn, answer: Answer) -> bool:
         """Append the environment's reply and return whether the policy has another turn."""
@@ -305,13 +303,11 @@ class Conversations:
         room = min(setup.max_response_length, setup.max_length - len(conversation.prompt_ids))
         most_chars = max(1, int(room)) * CHARS_PER_TOKEN
         messages = [message | {"content": message["content"][:most_chars]} for message in answer.messages]
-        bridge = setup.bridges.after(turn.tokens, messages)
+        bridge = setup.bridges().after(turn.tokens, messages)
         if len(conversation.tokens) + len(bridge) >= room:
             conversation.truncated = True
             return False
-        logprobs = None if conversation.rollout_logprobs is None else [0.0] * len(bridge)
-        version = None if conversation.version is None else conversation.version[-1]
-        conversation.append(bridge, ENVIRONMENT, logprobs, version)
+        conversation.append_bridge(bridge)
         return True
 
 

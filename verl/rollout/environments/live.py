@@ -109,7 +109,6 @@ class LiveEnvironment:
 
 
 def _seed(*parts: Any) -> None:
-    """Seed the random numbers of Python and numpy."""
     number = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
     random.seed(number)
     np.random.seed(number)

@@ -99,12 +99,12 @@ def role_of(environment: Any) -> str:
 @contextmanager
 def beginning(options: MultiTurnConfig) -> Iterator[Callable[[list[PromptRecord]], list[PromptRecord]] | None]:
     """Provide :meth:`EnvironmentPool.begin`, or None if the run has no environment with ``observe``."""
-    environment = load_environment(options) if options.enable and options.environment is not None else None
-    if not callable(getattr(environment, "observe", None)):
+    pool = EnvironmentPool(options) if options.enable and options.environment is not None else None
+    if pool is None or not pool.observes:
         yield None
-        return
-    with EnvironmentPool(options) as pool:
-        yield pool.begin
+    else:
+        with pool:
+            yield pool.begin
 
 
 class EnvironmentPool(KillablePool):
@@ -122,12 +122,12 @@ class EnvironmentPool(KillablePool):
         """
         self.options = options
         environment = load_environment(options)
-        self.role = role_of(environment)
+        self.role, self.observes = role_of(environment), callable(getattr(environment, "observe", None))
         self.is_async = is_async(environment)
         self.settles = isinstance(environment, LiveEnvironment) and environment.gives_reward
         """Whether the reward is asked for once at the end, however the conversation ends."""
         self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
-        """``async`` steps that have not been sent to the process yet."""
+        """Steps that have not been sent to a process yet."""
         super().__init__(
             "environment process",
             "rollout.multi_turn",
@@ -153,14 +153,11 @@ class EnvironmentPool(KillablePool):
 
         The futures' ``result`` raises ``ConfigError`` for any exception raised by the environment.
         """
-        pairs = [(step, Future[Answer]()) for step in steps]
-        if self.is_async:
-            for each in pairs:
-                self._new.put(each)
-            self.submit(self._converse)
-        else:
-            self.submit(self._answer, pairs)
-        return [future for _, future in pairs]
+        futures = [Future[Answer]() for _ in steps]
+        for pair in zip(steps, futures, strict=True):
+            self._new.put(pair)
+        self.submit(self._converse if self.is_async else self._answer_new)
+        return futures
 
     def begin(self, records: list[PromptRecord]) -> list[PromptRecord]:
         """Return the records with the first states and observations of their environments.
@@ -169,7 +166,9 @@ class EnvironmentPool(KillablePool):
             ConfigError: If an environment raises an exception, exceeds a limit or returns no messages.
         """
         begun = []
-        for record, outcome in zip(records, self.submit(self.run, _begin, records).result(), strict=True):
+        for record, outcome in zip(
+            records, self.submit(self.run, partial(_begin, begin=first_observation), records).result(), strict=True
+        ):
             if isinstance(outcome, BaseException):
                 reason = failure_reason(outcome)
                 if reason is None:
@@ -179,6 +178,10 @@ class EnvironmentPool(KillablePool):
                 raise ConfigError(f"{where}: {reason}; its limits are {limits}")
             begun.append(record.observing(*outcome))
         return begun
+
+    def _answer_new(self) -> None:
+        """Answer all steps that have arrived, among them those that arrived during the last call."""
+        self._answer(drain(self._new))
 
     def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:
         try:
@@ -196,8 +199,7 @@ class EnvironmentPool(KillablePool):
         numbers = count()
         while waiting or not self._new.empty():
             new: dict[int, Step] = {}
-            while not self._new.empty():
-                number, (step, future) = next(numbers), self._new.get()
+            for number, (step, future) in zip(numbers, drain(self._new), strict=False):
                 waiting[number], new[number] = (time.monotonic(), step, future), step
             try:
                 (outcome,) = self.run(_exchange, [new])
@@ -212,7 +214,7 @@ class EnvironmentPool(KillablePool):
                     future.set_exception(error)
             # The event loop cannot enforce the time limit of a step that blocks it.
             if waiting and time.monotonic() > next(iter(waiting.values()))[0] + self.options.timeout_s + MARGIN_S:
-                self.run(_leave, [None])
+                self.run(os._exit, [1])
                 lost = True
             if lost:
                 self._answer([(step, future) for _, step, future in waiting.values()])
@@ -243,7 +245,7 @@ class EnvironmentPool(KillablePool):
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
         if not step.state:
             # Either start or the first step was aborted; a conversation whose start fails cannot continue.
-            (state,) = self.run(_start, [step])
+            (state,) = self.run(partial(_begin, begin=start_state), [step.record])
             step = step._replace(state="" if isinstance(state, BaseException) else state)
         return ended(step, reason, self.options)
 
@@ -273,7 +275,6 @@ _ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
 
 
 def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
-    """Prepare a process of the pool."""
     if log is not None:
         # What tools print would otherwise stand between the lines of the run's progress.
         print_to(log, 1)
@@ -282,17 +283,15 @@ def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
 
 def _take_steps(steps: list[Step]) -> list[Answer]:
     ((environment, options),) = _ENVIRONMENT
-    return asyncio.run(_take_together(environment, steps, options))
+
+    async def answers() -> list[Answer]:
+        return list(await asyncio.gather(*(_guarded(environment, step, options) for step in steps)))
+
+    return asyncio.run(answers())
 
 
-def _start(step: Step) -> str:
-    ((environment, _),) = _ENVIRONMENT
-    return asyncio.run(start_state(environment, step.record))
-
-
-def _begin(record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
-    ((environment, _),) = _ENVIRONMENT
-    return asyncio.run(first_observation(environment, record))
+def _begin(record: PromptRecord, begin: Callable[[Any, PromptRecord], Any]) -> Any:
+    return asyncio.run(begin(_ENVIRONMENT[0][0], record))
 
 
 _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
@@ -307,14 +306,6 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
         future = asyncio.run_coroutine_threadsafe(_guarded(environment, step, options), loop)
         future.add_done_callback(partial(lambda number, future: done.put((number, future)), number))
     return [(number, future.exception() or future.result()) for number, future in drain(done, EXCHANGE_S)]
-
-
-def _leave(_: None) -> None:
-    os._exit(1)
-
-
-async def _take_together(environment: Any, steps: list[Step], options: MultiTurnConfig) -> list[Answer]:
-    return list(await asyncio.gather(*(_guarded(environment, step, options) for step in steps)))
 
 
 async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
@@ -407,12 +398,8 @@ def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
     """Return an environment's messages, or none for None; raise ``ConfigError`` if they are malformed."""
     if not isinstance(messages or [], list | tuple):
         raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
-    return [checked_message(message, where) for message in messages or []]
-
-
-def checked_message(message: Any, where: str) -> dict[str, Any]:
-    """Return an environment's message; raise ``ConfigError`` if it is malformed."""
-    fits = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-    if not isinstance(message, dict) or not fits or not message["role"]:
-        raise ConfigError(f"{where} returned the message {message!r:.200}; expected a dict with role and content")
-    return message
+    for message in messages or []:
+        fits = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        if not fits or not message["role"]:
+            raise ConfigError(f"{where} returned the message {message!r:.200}; expected a dict with role and content")
+    return list(messages or [])

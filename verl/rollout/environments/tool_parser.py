@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from vllm.tool_parsers import ToolParserManager
 
 from verl.config.errors import ConfigError
-from verl.rollout.environments.tools import read_arguments, read_calls
+from verl.rollout.environments.tools import read_arguments
 
 FIELD = "rollout.multi_turn.format"
 
@@ -56,7 +56,8 @@ class ToolCallReader:
     def _parsed(self, text: str) -> list[tuple[str, Any]]:
         try:
             # Use a fresh copy per response, because some parsers keep state.
-            return read_calls(copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls)
+            parsed = copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls
+            return [(str(call.function.name), read_arguments(call.function.arguments)) for call in parsed]
         except Exception:  # a parser may fail on malformed model output
             return []
 

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -52,13 +52,6 @@ class Turn(NamedTuple):
     """Whether the conversation has ended already, and only its reward is missing."""
 
 
-def _schema(function: Callable[..., Any]) -> dict[str, Any]:
-    # Imported here, because it takes a second, and most processes of environments do not need it.
-    from transformers.utils.chat_template_utils import get_json_schema
-
-    return dict(get_json_schema(function))
-
-
 class FunctionTool:
     """Tool backed by a Python function with annotated arguments and a docstring, as in ``transformers`` and TRL.
 
@@ -70,8 +63,13 @@ class FunctionTool:
         self.function = function
         self.is_async = inspect.iscoroutinefunction(function)
         name, schema = getattr(function, FUNCTION_TOOL, (None, None))
-        with user_code(f"{where}: its schema"):
-            self.schema: dict[str, Any] = schema or _schema(function)
+        if not schema:
+            # Imported here, because it takes a second, and most processes of environments do not need it.
+            from transformers.utils.chat_template_utils import get_json_schema
+
+            with user_code(f"{where}: its schema"):
+                schema = dict(get_json_schema(function))
+        self.schema: dict[str, Any] = schema
         if name is not None:
             self.schema = self.schema | {"function": self.schema["function"] | {"name": name}}
 
@@ -250,11 +248,6 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
         return text[:longest] + "...(truncated)"
     half = longest // 2
     return text[:half] + "...(truncated)..." + text[len(text) - half :]
-
-
-def read_calls(parsed: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return the name and arguments of each call found by one of vLLM's tool parsers."""
-    return [(str(call.function.name), read_arguments(call.function.arguments)) for call in parsed]
 
 
 def read_arguments(written: Any) -> Any:

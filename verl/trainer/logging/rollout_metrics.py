@@ -14,6 +14,7 @@ from verl.algorithms.pass_at_k import best_at_k, k_grid, pass_at_k
 from verl.algorithms.rollout_correction import mismatch_metrics
 from verl.algorithms.votes import answer_classes, majority_at_k
 from verl.batch import TEACHER_RANK, TRAINER_RANK, Batch
+from verl.batch.flat import sums_within
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.dynamics import by_layer
 from verl.rewards.custom import extra_metrics
@@ -137,13 +138,13 @@ def dataset_scalars(
 # --- Learning ---
 
 
-def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str, float]:
+def filtered_length_metrics(batch: Batch, max_length: int) -> dict[str, float]:
     """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses to learn from.
 
-    If ``trainer.remove_clip`` is set, truncated responses have empty rows in ``response_mask`` [B, R] and are excluded;
-    the paper's release counts them as length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
+    If ``trainer.remove_clip`` is set, ``learn_mask`` leaves out truncated responses, which are excluded here; the
+    paper's release counts them as length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
     """
-    lengths = response_mask.sum(dim=1)
+    lengths = sums_within(batch.learn_mask.long(), batch.response_lengths)
     lengths = lengths[lengths > 0]
     if not lengths.numel():
         return {}

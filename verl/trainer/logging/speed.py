@@ -102,19 +102,16 @@ class StepRecord(NamedTuple):
         return {name: self.seconds.get(name, 0.0) + self.background.get(name, 0.0) for name in names}
 
 
+@dataclass(eq=False)
 class PhaseTimer:
-    """Timer that measures wall time, work and peak memory of named phases.
+    """Timer that measures wall time, work and peak memory of named phases."""
 
-    Args:
-        on_enter: Callback that receives the name of each phase when it starts.
-        take_peak: Function that returns the workers' peak memory since its last call, or None if they were idle.
-    """
+    on_enter: Callable[[str], None]
+    """Callback that receives the name of each phase when it starts."""
+    take_peak: Callable[[], MemoryPeak | None] = lambda: None
+    """Function that returns the workers' peak memory since its last call, or None if they were idle."""
 
-    def __init__(
-        self, on_enter: Callable[[str], None], take_peak: Callable[[], MemoryPeak | None] = lambda: None
-    ) -> None:
-        self._on_enter = on_enter
-        self._take_peak = take_peak
+    def __post_init__(self) -> None:
         self._step = StepRecord({}, {}, {}, {})
         self.totals: dict[str, float] = {}
 
@@ -125,8 +122,8 @@ class PhaseTimer:
         Raises:
             OutOfMemory: If this process ran out of memory.
         """
-        self._on_enter(name)
-        self._take_peak()  # discard the peak of work outside phases
+        self.on_enter(name)
+        self.take_peak()  # discard the peak of work outside phases
         started = time.perf_counter()
         try:
             yield
@@ -139,7 +136,7 @@ class PhaseTimer:
             seconds, peaks = self._step.seconds, self._step.peaks
             seconds[name] = seconds.get(name, 0.0) + elapsed
             self.totals[name] = self.totals.get(name, 0.0) + elapsed
-            if (peak := self._take_peak()) is not None:
+            if (peak := self.take_peak()) is not None:
                 peaks[name] = peak.joined(peaks.get(name))
 
     def count(self, name: str, work: Work) -> None:
@@ -227,28 +224,18 @@ def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
     return sum(p.numel() for p in model.parameters()) - looked_up - idle
 
 
+@dataclass(frozen=True)
 class StepMetrics:
     """Callable that converts a :class:`StepRecord` to this module's metrics."""
 
-    def __init__(
-        self,
-        world_size: int,
-        passes: Mapping[str, tuple[ModelCost, int]],
-        peak: float | None,
-        pool_size: int = 0,
-    ) -> None:
-        """Prepare the metrics.
-
-        Args:
-            world_size: Number of workers that hold the models.
-            passes: Cost of the model and number of passes over its weight matrices, by phase.
-            peak: Peak of a worker's device in 10^12 operations per second, or None if unknown.
-            pool_size: Number of workers with separate engines, or 0 if the models' workers also sample.
-        """
-        self._pool_size = pool_size
-        self._world_size = world_size
-        self._passes = dict(passes)
-        self._peak = peak
+    world_size: int
+    """Number of workers that hold the models."""
+    passes: Mapping[str, tuple[ModelCost, int]]
+    """Cost of the model and number of passes over its weight matrices, by phase."""
+    peak: float | None
+    """Peak of a worker's device in 10^12 operations per second, or None if unknown."""
+    pool_size: int = 0
+    """Number of workers with separate engines, or 0 if the models' workers also sample."""
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
         """Return the metrics of one step."""
@@ -258,18 +245,18 @@ class StepMetrics:
         for name, work in record.work.items():
             if name not in busy:
                 continue
-            num_workers = self._pool_size if self._pool_size and name == "gen" else self._world_size
+            num_workers = self.pool_size if self.pool_size and name == "gen" else self.world_size
             worker_seconds = busy[name] * num_workers
             metrics[f"perf/{name}_throughput"] = work.tokens / worker_seconds
-            if name in self._passes:
-                cost, passes = self._passes[name]
+            if name in self.passes:
+                cost, passes = self.passes[name]
                 tflops = cost.flops(work.tokens, work.context, passes) / worker_seconds / 1e12
                 metrics[f"perf/tflops/{name}"] = tflops
-                if self._peak is not None:
-                    metrics[f"perf/mfu/{MFU_NAMES.get(name, name)}"] = tflops / self._peak
+                if self.peak is not None:
+                    metrics[f"perf/mfu/{MFU_NAMES.get(name, name)}"] = tflops / self.peak
         if BATCH in record.work:
             tokens = record.work[BATCH].tokens
-            num_workers = self._world_size + self._pool_size
+            num_workers = self.world_size + self.pool_size
             metrics |= {"perf/total_num_tokens": tokens, "perf/throughput": tokens / step_seconds / num_workers}
         return metrics | self._memory(record)
 
@@ -299,23 +286,25 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
     return StepMetrics(world_size, passes, peak, pool_size)
 
 
+@dataclass(frozen=True)
 class StepProfiler:
     """Profiler of ``steps`` on all workers; writes ``profile/step_N_rank_R.json.gz`` to the run's folder."""
 
-    def __init__(self, workers: WorkerGroup, steps: Sequence[int], folder: Path, log: Callable[[str], None]) -> None:
-        self._workers = workers
-        self._steps = frozenset(steps)
-        self._folder = folder / "profile"
-        self._log = log
+    workers: WorkerGroup
+    steps: Sequence[int]
+    folder: Path
+    log: Callable[[str], None]
 
     def begin(self, step: int) -> None:
         """Start profiling if ``step`` is one of the profiled steps."""
-        if step in self._steps:
-            self._workers.start_profile()
+        if step in self.steps:
+            self.workers.start_profile()
 
     def end(self, step: int) -> None:
         """Write the traces of ``step`` if it was profiled."""
-        if step in self._steps:
-            ranks = range(self._workers.world_size)
-            self._workers.stop_profile([self._folder / f"step_{step}_rank_{rank}.json.gz" for rank in ranks])
-            self._log(f"profile of step {step}: {self._folder}/step_{step}_rank_*.json.gz (https://ui.perfetto.dev)")
+        if step in self.steps:
+            ranks = range(self.workers.world_size)
+            self.workers.stop_profile([self.folder / "profile" / f"step_{step}_rank_{rank}.json.gz" for rank in ranks])
+            self.log(
+                f"profile of step {step}: {self.folder}/profile/step_{step}_rank_*.json.gz (https://ui.perfetto.dev)"
+            )

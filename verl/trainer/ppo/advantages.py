@@ -4,6 +4,7 @@ Legend: B responses, R padded response length.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,18 +28,15 @@ from verl.trainer.logging.rollout_metrics import learning_metrics, with_prefix
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path, kl_estimator
 
 
+@dataclass(eq=False)
 class ResponseRewards:
-    """Computation of rewards from verifier scores, reward model scores and the overlong penalty.
+    """Computation of rewards from verifier scores, reward model scores and the overlong penalty."""
 
-    Args:
-        tokenizer: Tokenizer of the reward model, or None if there is no reward model.
-        workers: Workers that hold the reward model.
-    """
-
-    def __init__(self, config: PPOConfig, tokenizer: PreTrainedTokenizerBase | None, workers: WorkerGroup) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
-        self.reward_model = ModelWorkers(workers, config.reward_model.model.ulysses_sequence_parallel_size)
+    config: PPOConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    """Tokenizer of the reward model, or None if there is no reward model."""
+    workers: WorkerGroup
+    """Workers that hold the reward model."""
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Return the reward of each response, [B] float64, and metrics.
@@ -63,7 +61,8 @@ class ResponseRewards:
         assert self.tokenizer is not None, "a run with a reward model loads its tokenizer"
         chats = [record.messages for record in batch.records]
         texts, too_long = reward_model_batch(chats, batch.texts, self.tokenizer, self.config.reward_model.max_length)
-        scores = self.reward_model.map_rows("reward_model.compute_scores", texts).scores.double()
+        judge = ModelWorkers(self.workers, self.config.reward_model.model.ulysses_sequence_parallel_size)
+        scores = judge.map_rows("reward_model.compute_scores", texts).scores.double()
         return scores, {
             "reward_model/score/mean": scores.mean().item(),
             "reward_model/score/std": scores.std(correction=0).item(),

@@ -6,6 +6,7 @@ The training loop waits for the background thread at the end of each step and sh
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from verl.batch.state import batch_from_state, batch_state
@@ -15,14 +16,15 @@ from verl.trainer.logging.speed import PhaseTimer, StepRecord
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 
 
+@dataclass(eq=False)
 class StepAhead:
     """Sampler that generates the next step's responses on ``pool`` during the current step."""
 
-    def __init__(self, scheduler: RolloutScheduler, pool: EnginePool) -> None:
-        self.scheduler, self.pool = scheduler, pool
-        self.running: Future[tuple[SampledStep, StepRecord]] | None = None
-        self._next: SampledStep | None = None
-        self._step = 0
+    scheduler: RolloutScheduler
+    pool: EnginePool
+    running: Future[tuple[SampledStep, StepRecord]] | None = None
+    _next: SampledStep | None = None
+    _step: int = 0
 
     def take(self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer) -> SampledStep:
         """Return the responses that were sampled ahead and start sampling the next step."""
@@ -48,7 +50,6 @@ class StepAhead:
         self.scheduler.method.begin_step(self._step)
 
     def _sample_in_background(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
-        """Sample the responses for ``step`` and return them with the measurements."""
         timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
         if self.scheduler.method.overrides("choose_prompts"):
             self.scheduler.method.begin_step(step)

@@ -6,6 +6,7 @@ its responses are ready. Each step learns from the oldest complete groups. Group
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,26 +22,24 @@ ADMITTED = 1 << 31
 """Offset added to the group number in the seed of a group, so that a prompt drawn again yields new responses."""
 
 
+@dataclass(eq=False)
 class OpenGroups:
     """Groups that have been admitted but that no step has learned from yet."""
 
-    def __init__(self, n: int, batch_size: int, carried_steps: int) -> None:
-        """Create a collection without groups.
-
-        Args:
-            n: Number of responses per group.
-            batch_size: Number of groups per step.
-            carried_steps: Maximum number of steps from a group's admission to the step that learns from it.
-        """
-        self.n, self.batch_size, self.carried_steps = n, batch_size, carried_steps
-        self.open: Batch | None = None
-        """Partial responses."""
-        self.ready: Batch | None = None
-        """Finished responses with their verdicts."""
-        self.waiting: Sequence[PromptRecord] = ()
-        """Prompts that have been read from the data but not admitted yet."""
-        self.num_admitted = 0
-        """Number of groups admitted so far."""
+    n: int
+    """Number of responses per group."""
+    batch_size: int
+    """Number of groups per step."""
+    carried_steps: int
+    """Maximum number of steps from a group's admission to the step that learns from it."""
+    open: Batch | None = None
+    """Partial responses."""
+    ready: Batch | None = None
+    """Finished responses with their verdicts."""
+    waiting: Sequence[PromptRecord] = ()
+    """Prompts that have been read from the data but not admitted yet."""
+    num_admitted: int = 0
+    """Number of groups admitted so far."""
 
     def admit(self, records: Sequence[PromptRecord], step: int, seed: int, conversing: bool) -> None:
         """Admit one group per prompt, of conversations if ``conversing`` is set; ``seed`` is the run's seed."""

@@ -8,23 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.batch import EPISODE, TEACHER_RANK, Batch
 from verl.checkpoint.resume import Resumption
 from verl.config.ppo import PPOConfig
-from verl.data.prompt_record import PromptRecord
 from verl.data.samplers import CustomSampler
-from verl.data.teacher_prompts import TeacherPrompts
 from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
-from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.shuffling import shuffle_within_groups
 from verl.rank.token_metrics import fill_token_metrics
 from verl.rewards.custom import partial_scores_note
 from verl.run.session import TrainingRun
-from verl.run.teacher_server import TeacherServer
+from verl.run.setup import TrainingSetup
 from verl.run.tracking import Tracker
 from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.roles import ModelWorkers
@@ -52,7 +48,6 @@ from verl.trainer.ppo.updates import Updates, fill_first
 from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
-from verl.workers.policy_loss import PolicyLoss
 
 BEST_BY = "val/pass@1"
 """Validation metric whose highest value marks the best checkpoint."""
@@ -65,47 +60,35 @@ class RayPPOTrainer(Trainer):
 
     def __init__(
         self,
-        config: PPOConfig,
-        loss: PolicyLoss,
-        train_loader: StatefulDataLoader,
-        held_out: list[list[PromptRecord]],
+        setup: TrainingSetup,
         workers: WorkerGroup,
         scheduler: RolloutScheduler,
-        calculator: RepresentationMetricsCalculator | None,
         tracker: Tracker,
         samples: SampleLogger,
         run: TrainingRun,
-        teacher_prompts: TeacherPrompts | None = None,
-        teacher_server: TeacherServer | None = None,
     ) -> None:
-        """Create a trainer.
-
-        Args:
-            held_out: Validation prompts in batches.
-            teacher_prompts: Prompts of the teacher, or None if it reads the policy's.
-            teacher_server: Teacher at an address of its own, or None if the workers hold it.
-        """
-        super().__init__(config, train_loader, workers, tracker, run, config.trainer.except_save)
+        config, loader = setup.config, setup.new_loader()
+        super().__init__(config, loader, workers, tracker, run, config.trainer.except_save)
         self.config = config
-        self.prompts = endless(train_loader)
+        self.prompts = endless(loader)
         self.scheduler = scheduler
         self.method: MethodCalls = scheduler.method
-        self.calculator = calculator
+        self.calculator = setup.calculator
         self.samples = samples
         self.logged_prefix_note = self.listed_operations = self.looked_at_scores = self.checked_batch = False
-        self.loss = loss
+        self.loss = setup.loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
         layout = (policy.copies, policy.balance, policy.whole_prompts)
         self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
         self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
-        self.teacher_prompts, self.teacher_server = teacher_prompts, teacher_server
+        self.teacher_prompts, self.teacher_server = setup.teacher_prompts, setup.teacher_server
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
-        self.validator = Validator(held_out, scheduler, self.policy, calculator, self.reward_manager)
+        self.validator = Validator(setup.held_out, scheduler, self.policy, setup.calculator, self.reward_manager)
         pool = self.policy.pool
         pool_size = 0 if pool is None else pool.world_size
         self.ahead = StepAhead(scheduler, pool) if pool is not None and config.samples_ahead else None
@@ -138,7 +121,8 @@ class RayPPOTrainer(Trainer):
             self.samples.log("train", step, batch)
             self._update_baselines(sampled, batch)
             self._sync_weights()
-            self._finish_ahead()
+            if self.ahead is not None:
+                self.ahead.finish(self.timer)
             self._after_step(sampled.batch)
             self.profiler.end(step)
             if self._due(trainer.test_freq):
@@ -177,11 +161,6 @@ class RayPPOTrainer(Trainer):
         """Give the rank metrics of responses to other responses of their group if the run is a control."""
         if self.config.calculator.shuffle_within_groups:
             shuffle_within_groups(batch, self.config.seed, self.step, except_for)
-
-    def _finish_ahead(self) -> None:
-        """Wait for the next step's responses if they are sampled ahead."""
-        if self.ahead is not None:
-            self.ahead.finish(self.timer)
 
     def _learn_from(self, sampled: SampledStep) -> Batch:
         """Return the batch to learn from: the sampled responses or the batch that the method selects."""
@@ -301,7 +280,11 @@ class RayPPOTrainer(Trainer):
         self.metrics |= self.advantages.fill_learn_mask(batch)
         with self.timer.phase("reward"):
             rewards, metrics = self.scheduler.rewards.compute(batch)
-            greedy_rewards = None if greedy is None else self._greedy_rewards(greedy)
+            greedy_rewards = None
+            if greedy is not None:
+                greedy_rewards, _ = self.scheduler.rewards.compute(greedy)
+                self.metrics["train/greedy_score/mean"] = greedy_rewards.mean().item()
+                greedy_rewards = greedy_rewards.repeat_interleave(self.config.rollout.n)
             rewards, changes = self.method.shape_rewards(batch, rewards)
             self.metrics |= metrics | changes
         with self.timer.phase("adv"):
@@ -325,12 +308,6 @@ class RayPPOTrainer(Trainer):
         group_size = None if self.method.overrides("learn_from") else config.rollout.n
         words = (scheduler.tokenizer, scheduler.stop_strings)
         check_batch(batch, rows, self.step, group_size, *words, repeats=config.algorithm.use_pf_ppo)
-
-    def _greedy_rewards(self, greedy: Batch) -> Tensor:
-        """Return the reward of the greedy response to each response's prompt, [B]."""
-        rewards, _ = self.scheduler.rewards.compute(greedy)
-        self.metrics["train/greedy_score/mean"] = rewards.mean().item()
-        return rewards.repeat_interleave(self.config.rollout.n)
 
     def _update_actor(self, batch: Batch, rows: Tensor | None) -> None:
         """Update the policy, except during the critic's warmup."""
@@ -372,11 +349,16 @@ class RayPPOTrainer(Trainer):
 
     def _after_step(self, sampled: Batch) -> None:
         """Pass the step's outcome to the method and to a custom sampler."""
-        sampler = self.loader.sampler
-        outcome = step_outcome(self.step, sampled, self.config.rollout.n, self.metrics)
+        records = original(sampled, "records")[:: self.config.rollout.n]
+        scores, accuracy = (
+            values.double().view(len(records), -1).mean(dim=1).tolist()
+            for values in score_tensors(original(sampled, "verdicts"))
+        )
+        uids = [record.uid for record in records]
+        outcome = StepOutcome(self.step, uids, scores, accuracy, dict(self.metrics), tuple(records))
         self.method.after_step(outcome)
-        if isinstance(sampler, CustomSampler):
-            sampler.update(outcome)
+        if isinstance(self.loader.sampler, CustomSampler):
+            self.loader.sampler.update(outcome)
 
     def _take_peak(self) -> MemoryPeak | None:
         """Return the workers' peak memory, including the engines' peak if no other thread is sampling on them."""
@@ -405,6 +387,7 @@ class RayPPOTrainer(Trainer):
         super()._save()
 
     def _state(self) -> dict[str, Any]:
+        sampling = self.scheduler.state()
         return super()._state() | {
             "job": "ppo",
             "shuffle": self.config.data.shuffle,
@@ -412,12 +395,8 @@ class RayPPOTrainer(Trainer):
             "method": self.method.state(),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.advantages.kl_control.state_dict(),
-            "sampler": to_json(self._sampling_state()),
+            "sampler": to_json(sampling if self.ahead is None else {"steps": sampling} | self.ahead.state()),
         }
-
-    def _sampling_state(self) -> dict[str, Any]:
-        state = self.scheduler.state()
-        return state if self.ahead is None else {"steps": state} | self.ahead.state()
 
     def _log(self) -> None:
         """Log the step's metrics to the trackers and the display."""
@@ -468,12 +447,3 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     admitted = f"async_training.max_staleness={ahead}{sizes}" if ahead else ""
     admitted += " with rollout.nnodes" if config.samples_ahead else ""
     return " ".join(filter(None, (candidates, config.data.order, admitted)))
-
-
-def step_outcome(step: int, batch: Batch, n: int, metrics: Mapping[str, float]) -> StepOutcome:
-    """Return the outcome of a step that sampled ``n`` responses per prompt."""
-    records, verdicts = original(batch, "records")[::n], original(batch, "verdicts")
-    means, accuracy = (
-        values.double().view(len(records), -1).mean(dim=1).tolist() for values in score_tensors(verdicts)
-    )
-    return StepOutcome(step, [record.uid for record in records], means, accuracy, dict(metrics), tuple(records))

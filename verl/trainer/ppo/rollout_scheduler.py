@@ -13,7 +13,7 @@ Legend: G prompts, n consecutive responses per prompt, B = G n responses.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.rewards.pool import VerifierPool
 from verl.rollout.environments.conversations import add_rank_metrics
+from verl.rollout.multi_turn import begin_conversations
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics
@@ -73,41 +74,29 @@ class SampledStep(NamedTuple):
             verification.finish()
 
 
+@dataclass(eq=False)
 class RolloutScheduler:
-    """Scheduler that samples the responses for training steps and validation.
+    """Scheduler that samples the responses for training steps and validation."""
 
-    Args:
-        stop_strings: Strings that end a response and are removed from the text to verify.
-        sources: Data sources that are logged separately (``logged_sources``).
-        prompts: Training data, indexed by ``uid``.
-        total_steps: Number of steps in the run.
-    """
+    config: PPOConfig
+    tokenizer: PreTrainedTokenizerBase
+    policy: PolicyWorkers
+    verifiers: VerifierPool
+    stop_strings: Sequence[str]
+    """Strings that end a response and are removed from the text to verify."""
+    method: MethodCalls
+    rewards: ResponseRewards
+    sources: Sequence[str] = ()
+    """Data sources that are logged separately (``logged_sources``)."""
+    prompts: Sequence[PromptRecord] = ()
+    """Training data, indexed by ``uid``."""
+    total_steps: int = 0
+    """Number of steps in the run."""
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        policy: PolicyWorkers,
-        verifiers: VerifierPool,
-        stop_strings: Sequence[str],
-        method: MethodCalls,
-        rewards: ResponseRewards,
-        sources: Sequence[str] = (),
-        prompts: Sequence[PromptRecord] = (),
-        total_steps: int = 0,
-    ) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
-        self.policy = policy
-        self.verifiers = verifiers
-        self.stop_strings = stop_strings
-        self.method = method
-        self.rewards = rewards
-        self.sources = sources
-        self.prompts = prompts
-        self.total_steps = total_steps
+    def __post_init__(self) -> None:
         self.groups: OpenGroups | None = None
         """Groups carried over from step to step, or None without ``async_training.partial_rollout``."""
+        config = self.config
         if config.async_training.partial_rollout:
             self.groups = OpenGroups(config.rollout.n, config.data.train_batch_size, config.carried_steps)
         self._idle_since: float | None = None
@@ -372,9 +361,9 @@ class RolloutScheduler:
             version=version,
         )
         setup = self.policy.conversations
-        conversations = None if setup is None else setup.begin(before.records, before)
+        conversations = None if setup is None else begin_conversations(setup, before.records, before)
         with timer.phase("gen"), self._busy():
-            cut, measured = self.policy.advance(requests, take, enough, conversations)
+            cut, measured = self.policy.generation(requests, take, enough, conversations).run()
         verification.submit()
         # 2. Keep the interrupted responses open and mark the others as ready.
         still_open, ended = restore_columns(cut, before), restore_columns(parts, before)

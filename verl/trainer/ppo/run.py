@@ -12,9 +12,9 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.pool import VerifierPool
-from verl.rollout.agents.pool import AgentPool
 from verl.rollout.engines import engine_environment
-from verl.rollout.environments.pool import ENVIRONMENT_LOG, EnvironmentPool
+from verl.rollout.environments.pool import ENVIRONMENT_LOG
+from verl.rollout.multi_turn import conversation_pool
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
@@ -103,16 +103,13 @@ def _announce(run: TrainingRun, setup: TrainingSetup) -> None:
 
 
 def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
-    """Train from the run's checkpoint or from the start."""
     config, trainer = setup.config, setup.config.trainer
     tokenizer, strings = setup.tokenizer, setup.stop_strings
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores, run.folder))
     conversations, turns = None, config.rollout.multi_turn
     if turns.enable:
-        kind: type[EnvironmentPool | AgentPool] = AgentPool if turns.agent.enabled else EnvironmentPool
-        processes = kind(turns, run.busy_cores, run.folder / ENVIRONMENT_LOG)
-        run.resources.enter_context(processes)
-        conversations = setup.conversations(processes, run.display.say)
+        processes = conversation_pool(turns, run.busy_cores, run.folder / ENVIRONMENT_LOG)
+        conversations = setup.conversations(run.resources.enter_context(processes), run.display.say)
     environment = engine_environment(setup.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (setup.steps, strings), environment)
     method, sources = setup.new_method(), logged_sources(record.data_source for record in setup.train_set.records)
@@ -127,21 +124,7 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleLogger(store, trainer.log_samples, tokenizer, tracker, run.display)
-    loader, held_out = setup.new_loader(), setup.held_out
-    ppo = RayPPOTrainer(
-        config,
-        setup.loss,
-        loader,
-        held_out,
-        workers,
-        scheduler,
-        setup.calculator,
-        tracker,
-        samples,
-        run,
-        setup.teacher_prompts,
-        setup.teacher_server,
-    )
+    ppo = RayPPOTrainer(setup, workers, scheduler, tracker, samples, run)
     if run.resumption is not None:
         ppo.restore(run.resumption)
     if config.rollout.check_weights:

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,23 +33,16 @@ SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason"
 """Columns of the sample tables in trackers."""
 
 
+@dataclass(eq=False)
 class SampleLogger:
     """Logger that saves and shows the responses of training steps and validations."""
 
-    def __init__(
-        self,
-        store: SampleStore,
-        num_shown: int,
-        tokenizer: PreTrainedTokenizerBase,
-        tracker: Tracker,
-        display: RunDisplay,
-    ) -> None:
-        """Create a logger that shows ``num_shown`` responses per saved step in trackers and on the console."""
-        self.store = store
-        self.num_shown = num_shown
-        self.tokenizer = tokenizer
-        self.tracker = tracker
-        self.display = display
+    store: SampleStore
+    num_shown: int
+    """Number of responses per saved step to show in trackers and on the console."""
+    tokenizer: PreTrainedTokenizerBase
+    tracker: Tracker
+    display: RunDisplay
 
     def log(self, split: Split, step: int, batch: Batch) -> None:
         """Save and show the responses of a training step or a validation."""
@@ -160,7 +154,6 @@ def is_kept(uid: int, fraction: float) -> bool:
 
 
 def _learning_columns(batch: Batch) -> dict[str, Any]:
-    """Return the columns with rewards and advantages."""
     means = {"entropy": "entropy", "advantage_0": "unshaped_advantages", "advantage": "advantages"}
     columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
     columns |= {"reward": batch.rewards.numpy(), "learned": batch.learned_responses.numpy()}
@@ -211,5 +204,4 @@ def _short(value: object) -> str:
 
 
 def _evenly_spaced(num_rows: int, num_shown: int) -> list[int]:
-    """Return the indices of ``num_shown`` evenly spaced rows."""
     return sorted({num_rows * i // num_shown for i in range(num_shown)}) if num_rows else []

@@ -1,6 +1,7 @@
 """Updates of the policy and the critic on a step's mini-batches."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -26,25 +27,20 @@ CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
 Metrics = dict[str, float]
 
 
+@dataclass(eq=False)
 class Updates:
     """Mini-batch updates of both models, with counts of skipped updates."""
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        policy: PolicyWorkers,
-        critic: ModelWorkers | None,
-        loss: PolicyLoss,
-        timer: PhaseTimer,
-    ) -> None:
-        self.config = config
-        self.policy = policy
-        self.critic = critic
-        self.loss = loss
-        self.timer = timer
+    config: PPOConfig
+    policy: PolicyWorkers
+    critic: ModelWorkers | None
+    loss: PolicyLoss
+    timer: PhaseTimer
+
+    def __post_init__(self) -> None:
         self.skipped = {
-            "actor": SkippedUpdates("actor", "actor.optim", config.actor.optim),
-            "critic": SkippedUpdates("critic", "critic.optim", config.critic.optim),
+            "actor": SkippedUpdates("actor", "actor.optim", self.config.actor.optim),
+            "critic": SkippedUpdates("critic", "critic.optim", self.config.critic.optim),
         }
 
     def update_critic(self, batch: Batch, rows: Tensor | None, step: int) -> Metrics:
@@ -74,7 +70,7 @@ class Updates:
             metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
             columns.fill(advantages=batch.advantages / mean)
         max_length = self.config.data.max_response_length
-        metrics |= filtered_length_metrics(batch.padded("learn_mask"), max_length)
+        metrics |= filtered_length_metrics(batch, max_length)
 
         def update(mini: Batch, num_tokens: int, num_sequences: int) -> Metrics:
             nonlocal num_later
@@ -136,18 +132,16 @@ def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.
     """
-    for mini in batch.split(num_rows) if "episode" not in batch else by_episode(batch, num_rows):
+    minis = batch.split(num_rows)
+    if "episode" in batch:
+        starts = range(0, int(batch.episode[-1]) + 1, num_rows)
+        minis = (batch[(batch.episode >= start) & (batch.episode < start + num_rows)] for start in starts)
+    for mini in minis:
         num_tokens = int(mini.learn_mask.sum())
         if num_tokens:
             learned = mini.learned_responses
             num_sequences = int(learned.sum() if "episode" not in mini else len(mini.episode[learned].unique()))
             yield mini, num_tokens, num_sequences
-
-
-def by_episode(batch: Batch, num_episodes: int) -> Iterator[Batch]:
-    """Yield the rows of ``num_episodes`` consecutive sessions of agents at a time."""
-    for start in range(0, int(batch.episode[-1]) + 1, num_episodes):
-        yield batch[(batch.episode >= start) & (batch.episode < start + num_episodes)]
 
 
 def fill_first(batch: Batch, scored: Batch) -> None:

@@ -1,7 +1,7 @@
 """Verification of finished responses during generation."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,39 +14,29 @@ from verl.trainer.logging.rollout_metrics import score_tensors
 from verl.verifiers.verdict import Verdict
 
 
+@dataclass(eq=False)
 class Verification:
-    """Asynchronous verification of responses as they finish.
+    """Asynchronous verification of the responses to ``records`` as they finish.
 
     While the verifiers are busy, new responses are collected, so that few messages are sent.
     """
 
-    def __init__(
-        self,
-        records: Sequence[PromptRecord],
-        tokenizer: PreTrainedTokenizerBase,
-        stop_strings: Sequence[str],
-        verifiers: VerifierPool,
-        environment_reward: str = "add",
-        optional: bool = False,
-    ) -> None:
-        """Prepare to verify the responses to ``records``.
+    records: Sequence[PromptRecord]
+    """Prompt of each of the B responses."""
+    tokenizer: PreTrainedTokenizerBase
+    stop_strings: Sequence[str]
+    verifiers: VerifierPool
+    environment_reward: str = "add"
+    """Option ``rollout.multi_turn.reward``."""
+    optional: bool = False
+    """Whether responses that no verifier can score get the score 0 with the reason ``unscored``."""
+    batch: Batch | None = None
+    """Batch whose verifier columns :meth:`finish` fills, or None afterwards."""
 
-        Args:
-            records: Prompt of each of the B responses.
-            environment_reward: Option ``rollout.multi_turn.reward``.
-            optional: Whether responses that no verifier can score get the score 0 with the reason ``unscored``.
-        """
-        self.records = records
-        self.texts = [""] * len(records)
+    def __post_init__(self) -> None:
+        self.texts = [""] * len(self.records)
         """Part of each response that the verifiers read, B strings."""
-        self.batch: Batch | None = None
-        """Batch whose verifier columns :meth:`finish` fills, or None afterwards."""
-        self._tokenizer = tokenizer
-        self._stop_strings = stop_strings
-        self._verifiers = verifiers
-        self._environment_reward = environment_reward
         self._environment_rewards: dict[int, float] = {}
-        self._optional = optional
         self._unscored: list[int] = []
         self._gathered: list[int] = []
         self._submitted: list[tuple[list[int], PendingVerdicts]] = []
@@ -54,11 +44,11 @@ class Verification:
     def add(self, part: Batch) -> None:
         """Add finished responses; their column ``request`` contains their indices in ``records``."""
         rows = part.request.tolist()
-        for row, text in zip(rows, policy_texts(part, self._tokenizer, self._stop_strings), strict=True):
+        for row, text in zip(rows, policy_texts(part, self.tokenizer, self.stop_strings), strict=True):
             self.texts[row] = text
         if "environment_rewards" in part:
             self._environment_rewards |= zip(rows, part.environment_rewards.tolist(), strict=True)
-            if self._environment_reward == "only":
+            if self.environment_reward == "only":
                 return
         self._gathered += rows
         if not self._submitted or self._submitted[-1][1].done():
@@ -67,14 +57,14 @@ class Verification:
     def submit(self) -> None:
         """Submit the collected responses; must also be called after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
-        if self._optional:
+        if self.optional:
             known = {row for row in rows if can_score(self.records[row].data_source, self.records[row].ground_truth)}
             self._unscored += [row for row in rows if row not in known]
             rows = [row for row in rows if row in known]
         if not rows:
             return
         records = [self.records[row] for row in rows]
-        pending = self._verifiers.submit_batch(
+        pending = self.verifiers.submit_batch(
             [record.data_source for record in records],
             [self.texts[row] for row in rows],
             [record.ground_truth for record in records],
