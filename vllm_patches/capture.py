@@ -109,7 +109,9 @@ class HiddenStateCapture:
         owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
-        if (wanted & (step.computed < stops) & (last_positions >= firsts)).any():
+        # A request that reads nothing begins and ends at its last token: a prompt alone stores a single row.
+        reads = wanted & (firsts < stops) & (step.computed < stops) & (last_positions >= firsts)
+        if reads.any():
             self._record_all(step, owners, firsts, stops, last_positions)
         elif self.options.keeps_responses and (wanted & step.sampled).any():
             count, last = len(owners), step.last_rows

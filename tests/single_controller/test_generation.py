@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from verl.batch import Batch
 from verl.cluster.failures import WorkerError
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller import generation
@@ -245,3 +247,21 @@ def test_all_can_be_waited_for_and_any_be_sent_more(workers):
     # Worker 1 still works, and nobody waits for it.
     with pytest.raises(WorkerError, match="(?s)^worker 2 on [^ ]+ failed in take_as_long:.*non-negative"):
         engines.receive(from_all=True)
+
+
+def test_prompt_twice_in_a_batch_has_streams_of_its_own(monkeypatch, small_config):
+    sampling = replace(small_config.rollout.train_kwargs, n=2)
+
+    def streams(*uids: int) -> list[int]:
+        def sample(_workers, _copies, requests, *_):
+            raise RuntimeError(requests.streams)
+
+        monkeypatch.setattr(generation, "Generation", lambda *engines, **_: sample(*engines))
+        records = [PromptRecord(uid, [5], "arithmetic", "7", {}, [], False) for uid in uids]
+        with pytest.raises(RuntimeError) as raised:
+            generation.generate_responses(None, 1, records, sampling, seed=0, max_response_length=9)
+        return raised.value.args[0]
+
+    assert len(set(streams(3, 0, 3))) == 6 and streams(3, 0, 3)[:4] == streams(3, 0)
+    # As many responses to one prompt would have.
+    assert streams(3, 3, 0)[:4] == streams(3, 0, 3)[:2] + streams(3, 0, 3)[4:]

@@ -61,6 +61,19 @@ def test_prefill_alone_keeps_no_response():
     assert set(result) == {PROMPT} and result[PROMPT][:, 0, 0].tolist() == [0, 1]
 
 
+def test_prefill_stores_one_row_of_a_prompt():
+    capture, stored = make_capture(), []
+    append = capture.buffer.append
+    capture.buffer.append = lambda rows, *more: (stored.append(len(rows[0])), append(rows, *more))
+    for name in "ab":
+        capture.begin(name, 4)
+    capture.record(make_step([("a", 0, 4, True, [[i, 0] for i in range(4)]), ("b", 0, 2, False, [[0, 1], [1, 1]])]))
+    capture.record(make_step([("a", 4, 1, True, [[4, 0]]), ("b", 2, 2, True, [[2, 1], [3, 1]])]))
+    assert stored == [2, 2]
+    results = capture.take([("a", 2), ("b", 1)])
+    assert [result[STATES][:, 0].tolist() for result in results] == [[[3, 0], [4, 0]], [[3, 1]]]
+
+
 def test_dropped_and_unknown_requests_hold_nothing():
     capture = make_capture()
     capture.record(make_step([("dummy of a warm-up", 0, 1, True, [[0, 0]])]))

@@ -153,5 +153,5 @@ TOP_K = {name for name, hint in Columns.__annotations__.items() if hint is TopKP
 
 def declared_kind(name: str) -> str | None:
     """Return the kind of a column that is declared or has a declared prefix, or None for a custom column."""
-    in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith((RANK, TURN_RANK)) else None
-    return KINDS.get(name, in_family)
+    by_prefix = {PREFIX: RESPONSE_TOKEN} | dict.fromkeys((RANK, TURN_RANK, TRAINER_RANK, TEACHER_RANK), EPISODE)
+    return KINDS.get(name) or next((kind for prefix, kind in by_prefix.items() if name.startswith(prefix)), None)

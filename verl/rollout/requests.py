@@ -1,6 +1,7 @@
 """Requests that a run sends to its engines; this module has no heavy imports."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -10,6 +11,7 @@ from vllm_patches.streams import substream
 
 if TYPE_CHECKING:
     from verl.batch import Batch
+    from verl.data.prompt_record import PromptRecord
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,16 @@ def response_stream(seed: int, uid: int, place: int) -> int:
     Each token is determined by one number of the stream, indexed by the token's position in the whole sequence.
     """
     return substream(substream(substream(0, seed), uid), place)
+
+
+def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
+    """Return how many of the records before each one have its ``uid``, as with ``data.train_weights`` above 1."""
+    seen = Counter[int]()
+    counts = []
+    for record in records:
+        counts.append(seen[record.uid])
+        seen[record.uid] += 1
+    return counts
 
 
 def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:

@@ -15,7 +15,7 @@ from verl.rollout.agents.sessions import Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, add_rank_metrics
 from verl.rollout.multi_turn import begin_conversations
 from verl.rollout.queue import EngineCapacity, RequestQueue
-from verl.rollout.requests import ResponseRequests, response_stream
+from verl.rollout.requests import ResponseRequests, occurrences, response_stream
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
@@ -119,7 +119,12 @@ def generate_responses(
     requests = ResponseRequests(
         rows=range(len(prompts)),
         prompt_ids=[record.input_ids for record in prompts],
-        streams=[response_stream(seed, record.uid, i % n) for i, record in enumerate(prompts)],
+        # Responses to a prompt that is there twice have streams of their own.
+        streams=[
+            response_stream(seed, record.uid, times * n + i)
+            for record, times in zip(records, occurrences(records), strict=True)
+            for i in range(n)
+        ],
         sampling=sampling,
         **(settings or {}),
     )

@@ -16,7 +16,7 @@ from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.advantages import ResponseRewards
-from verl.trainer.ppo.rollout_scheduler import REFILL_STEP, RolloutScheduler
+from verl.trainer.ppo.rollout_scheduler import REFILL_STEP, REPEATED, RolloutScheduler
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +105,14 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     # Each response is one token after a prompt of one.
     assert timer.take_step().work == {"gen": Work(12.0, 12 * (2**2 - 1**2))}
     assert next(stream)[0].uid == 9
+
+
+def test_prompt_twice_in_a_batch_makes_two_groups(small_config, tiny_tokenizer, pool):
+    sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: MIXED, 3: MIXED})
+    batch, _ = sampler.generate(prompts_of(3, 0, 3), sampler.config.rollout.train_kwargs, step=1)
+    assert batch.group.tolist() == [3, 3, 0, 0, 3 + REPEATED, 3 + REPEATED]
+    # The trainer's check takes them for two groups of n.
+    assert batch.group.unique(return_counts=True)[1].tolist() == [N, N, N]
 
 
 def test_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer, pool):

@@ -29,7 +29,7 @@ from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.rewards.pool import VerifierPool
 from verl.rollout.environments.conversations import add_rank_metrics
 from verl.rollout.multi_turn import begin_conversations
-from verl.rollout.requests import ResponseRequests
+from verl.rollout.requests import ResponseRequests, occurrences
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
@@ -48,6 +48,8 @@ MAX_FRUITLESS_BATCHES = 100
 ROUND_STEP = 1 << 29
 """Offset added to the step in the seed for each round of resampling."""
 
+REPEATED = 1 << 40
+"""Offset of a group's id for each earlier occurrence of its prompt in the batch."""
 REFILL_STEP = 1 << 21
 """Offset added to the step in the seed for each further batch, so that a prompt drawn again yields new responses."""
 
@@ -132,7 +134,9 @@ class RolloutScheduler:
         with nullcontext() if timer is None else timer.phase("gen"), self._busy():
             batch = self.policy.generate(records, sampling, seed, verification.add, settings)
         verification.submit()
-        group = torch.tensor([record.uid for record in prompts])
+        # A prompt that is there twice makes two groups.
+        times = zip(records, occurrences(records), strict=True)
+        group = torch.tensor([record.uid + count * REPEATED for record, count in times for _ in range(sampling.n)])
         # Agents that never asked for a turn have an episode, but no response.
         learned = batch.turns > 0 if "turns" in batch else torch.ones(len(prompts), dtype=torch.bool)
         batch.fill(records=prompts, group=group, learned=learned)

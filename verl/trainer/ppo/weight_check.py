@@ -77,8 +77,9 @@ def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[Pr
     policy.finish_generation()
     noisy = policy.compute_logprobs(batch).logprobs
     policy.workers.run("restore_weights")
-    policy.sync_weights(step)
+    # Before the engines wake up and take memory.
     moved = (policy.compute_logprobs(batch).logprobs - noisy).abs()
+    policy.sync_weights(step)
     wrong = (batch.rollout_logprobs - noisy).abs()
     for engine in engines.unique().tolist():
         # A model that the noise breaks is no test of its engine.
