@@ -68,7 +68,7 @@ class Columns:
 
     # --- Lists, which stay on the driver ---
     records: EpisodeList
-    """B :class:`verl.data.prompt_rows.PromptRecord` objects, the sampled prompts."""
+    """B :class:`verl.data.prompt_record.PromptRecord` objects, the sampled prompts."""
     texts: EpisodeList
     """B strings, the part of each response that the verifiers read."""
     verdicts: EpisodeList

@@ -79,9 +79,9 @@ class Updates:
                 return self.policy.run_update("actor.update", mini, num_tokens, num_sequences)
             num_later = 0
             sizes = (num_tokens, num_sequences)
-            metrics, scored = self.policy.run_scoring_update("actor.update_on_policy", mini, *sizes)
+            of_update, scored = self.policy.run_scoring_update("actor.update_on_policy", mini, *sizes)
             fill_first(batch, scored)
-            return metrics
+            return of_update
 
         if agents:
             columns, rows = with_further_rows(columns if rows is None else columns[rows], self._score), None
@@ -95,7 +95,7 @@ class Updates:
         scored.fill(old_logprobs=further.rollout_logprobs if self.config.actor.bypass_mode else scored.logprobs)
         if self.config.uses_reference:
             with self.timer.phase("ref"):
-                reference = ModelWorkers.map_rows(self.policy, "compute_ref_logprobs", further.columns("tokens"))
+                reference = self.policy.map_rows("compute_ref_logprobs", further.columns("tokens"))
             scored.fill(ref_logprobs=reference.logprobs)
         mask, rules = further.policy_mask, self.config.algorithm.rollout_correction.rejections
         if rules:
