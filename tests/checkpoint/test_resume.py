@@ -164,6 +164,8 @@ def test_checkpoint_that_does_not_fit_is_refused(small_config, tiny_model, refus
         check("fits", examples=17)
     with refused("...has no critic..."):
         check("fits", critic=small_config.critic.model)
+    with refused("teacher.update_rate: ... has no moving average of the policy; set it and..."):
+        check("fits", teacher=small_config.model)
     with refused("...model.norm.weight has shape [7] there and has shape [128] in the run's model"):
         check("wider")
     with refused("...embed_tokens.weight has shape ... there and is missing in the run's model"):

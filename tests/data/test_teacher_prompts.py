@@ -1,5 +1,7 @@
 """Prompts under which a teacher reads the policy's responses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,8 +26,9 @@ def fails(record):
     return record.extra_info["solution"]
 
 def retold(record, siblings, *, verdict, response="none"):
-    right = [text for text, other in siblings if other.correct]
-    return None if verdict.correct else f"{response} {verdict.reason} {right}"
+    read = [f"{text} {other.extras.get('note')}" for text, other in siblings]
+    verdict.extras["note"] = record.extra_info["note"] = record.messages[0]["content"] = "changed"
+    return None if verdict.correct else f"{response} {verdict.reason} {read}" + "!" * 60 * (response == "e")
 """
 
 
@@ -61,17 +64,31 @@ def test_responses_follow_the_teachers_prompts(prompts, tiny_tokenizer):
 
 def test_prompts_of_a_response_its_verdict_and_siblings(prompts, tiny_tokenizer):
     first, second = records(tiny_tokenizer)
-    rows = [first, second, first, first]
-    verdicts = [Verdict(correct, True, "exact" if correct else "different") for correct in (False, True, True, False)]
-    batch = Batch.of([row.input_ids for row in rows], [[7]] * 4, records=rows, texts=["a", "b", "c", "d"])
-    batch.fill(verdicts=verdicts, group=torch.tensor([5, 3, 5, 5]))
-    made = prompts("retold")
-    made.try_on(first)
+    rows = [first, second, first, first, second]
+    right = (False, True, True, False, False)
+    verdicts = [Verdict(correct, True, "exact" if correct else "different", extras={}) for correct in right]
+    batch = Batch.of([row.input_ids for row in rows], [[7]] * 5, records=rows, texts=[*"abcde"])
+    batch.fill(verdicts=verdicts, group=torch.tensor([5, 3, 5, 5, 3]))
+    made = prompts("retold", limit=64)
+    made.try_on(first, group_size=3)
     assert made.read_verdicts and not prompts("solved").read_verdicts
+    found = made.of_batch(batch)
+    texts = [tiny_tokenizer.decode(ids) for ids in (found[0], found[3])]
+    # A response is not its own sibling.
+    assert "a different ['c None', 'd None']" in texts[0] and "d different ['a " in texts[1]
+    # What is right has no prompt, and what is too long for the teacher has none.
+    assert found[1] is found[2] is found[4] is None
+    # The function got copies.
+    assert all(not verdict.extras for verdict in verdicts) and not first.extra_info
+    assert first.messages[0]["content"] == "What is 1 + 2?"
+
+
+def test_edited_prompt_is_another_one(prompts, tiny_tokenizer):
+    (first, _), made = records(tiny_tokenizer), prompts("solved")
+    edited = replace(first, input_ids=[*first.input_ids, 9], messages=[{"role": "user", "content": "What is 5 + 2?"}])
+    batch = Batch.of([first.input_ids, edited.input_ids], [[7], [7]], records=[first, edited])
     texts = [tiny_tokenizer.decode(ids) for ids in made.of_batch(batch)]
-    assert "a different ['c']" in texts[0] and "d different ['c']" in texts[3]
-    # What is right is read under the policy's prompt.
-    assert [made.of_batch(batch)[row] for row in (1, 2)] == [second.input_ids, first.input_ids]
+    assert "What is 1 + 2? It is 0." in texts[0] and "What is 5 + 2? It is 0." in texts[1]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +99,7 @@ def test_prompts_of_a_response_its_verdict_and_siblings(prompts, tiny_tokenizer)
         (
             "solved",
             12,
-            "...the teacher's prompt 0 and its response have ... tokens, and the teacher reads 12; return...",
+            "...prompt 0: the teacher's prompt and the response have ... tokens, and the teacher reads 12; return...",
         ),
     ],
 )

@@ -94,7 +94,10 @@ def in_float64(config: PPOConfig, batch: Batch) -> tuple[Tensor, float, dict[str
         x = sampled - (p / HEAT).log_softmax(dim=1).gather(1, tokens)[:, 0]
         losses = low_var_kl(-x, torch.zeros_like(x))
     limit = options.loss_max_clamp or 1e9
-    loss = losses.clamp(-limit, limit)[batch.learn_mask].mean()
+    losses = losses.clamp(-limit, limit)
+    if "taught" in batch:
+        losses = losses * batch.taught.repeat_interleave(batch.response_lengths)
+    loss = losses[batch.learn_mask].mean()
     (options.coef * loss).backward()
     return sampled, loss.item(), {name: p.grad for name, p in student.named_parameters()}
 
@@ -119,7 +122,7 @@ def test_gradients_of_any_split_match_float64(options, worlds, config: PPOConfig
         whole = zip(rows.tokens.split(rows.lengths.tolist()), rows.prompt_lengths.tolist(), strict=True)
         prompts = [ids[:length].tolist() for ids, length in whole]
         others = [[11, 12, *ids] if i % 3 == 0 else ids[-1:] if i % 3 == 1 else ids for i, ids in enumerate(prompts)]
-        rows = rows.columns(*rows.names).fill(teacher_prompts=others)
+        rows = rows.columns(*rows.names).fill(teacher_prompts=others, taught=torch.arange(len(rows)) != 1)
     sampled, loss, expected = in_float64(config, rows)
     for workers, model, batching in SPLITS:
         results = worlds[workers].run(learn_from_teacher, config, rows, model, batching)

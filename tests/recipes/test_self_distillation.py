@@ -1,5 +1,9 @@
 """Prompts with which a policy teaches itself."""
 
+from dataclasses import replace
+
+import pytest
+
 from verl.data.prompt_record import PromptRecord
 from verl.recipes.self_distillation import with_answer, with_feedback
 from verl.verifiers.verdict import Verdict
@@ -11,7 +15,9 @@ RIGHT, WRONG = Verdict(True, True, "exact"), Verdict(False, True, "different")
 
 def test_sdpo_shows_a_correct_sibling_and_feedback():
     corrected = Verdict(False, True, "custom", extras={"feedback": "Off by one."})
-    system, question = with_feedback(RECORD, corrected, [("It is 5.", WRONG), ("It is 3.", RIGHT), ("3!", RIGHT)])
+    better = replace(RIGHT, score=1.0)
+    siblings = [("It is 5.", WRONG), (" ", better), ("3!", replace(RIGHT, score=0.5)), ("It is 3.", better)]
+    system, question = with_feedback(RECORD, corrected, siblings)
     assert system == CHAT[0] and question["role"] == "user"
     first, second, third, fourth, fifth, last = question["content"].split("\n\n")
     assert (first, third, fifth) == ("What is 1 + 2?", "It is 3.", "Off by one.")
@@ -23,6 +29,14 @@ def test_sdpo_shows_a_correct_sibling_and_feedback():
 def test_sdpo_leaves_correct_and_hopeless_responses_alone():
     assert with_feedback(RECORD, RIGHT, [("It is 3.", RIGHT)]) is None
     assert with_feedback(RECORD, WRONG, [("It is 5.", WRONG)]) is None
+
+
+def test_help_joins_the_users_last_message():
+    told = replace(RECORD, messages=[*CHAT, {"role": "assistant", "content": "Let me think."}])
+    system, question, answer = with_answer(told)
+    assert question["content"].startswith("What is 1 + 2?\n\nThe reference") and answer["content"] == "Let me think."
+    with pytest.raises(ValueError, match="prompt 0 has neither a solution nor a ground truth"):
+        with_answer(replace(RECORD, ground_truth=None))
 
 
 def test_answer_or_solution_in_the_prompt():

@@ -106,6 +106,9 @@ class Columns:
     teacher_prompts: EpisodeList
     """B lists of token ids, the prompts under which a teacher reads the responses during the update; filled only if
     these are not the policy's own."""
+    taught: PerEpisode
+    """[B] bool, false if the teacher has no prompt for the response and says nothing about it; filled only if
+    ``teacher.prompt`` depends on responses."""
     values: PerResponseToken
     """[M] float32, the critic's values in units of reward; not filled without a critic."""
 

@@ -145,8 +145,9 @@ class CheckpointWorker:
             schedule = json.loads((folder / part.name / "scheduler.json").read_text())
             _set_schedule(part.learner, schedule["optimizer_steps"])
         for name, average in self._averages.items():
-            with average.parameters.loaded():
-                load_shards(trained_parameters(average.model), folder / name / "shards", self._group)
+            if (folder / name).is_dir():  # required unless the run only validates
+                with average.parameters.loaded():
+                    load_shards(trained_parameters(average.model), folder / name / "shards", self._group)
         files = sorted((folder / "generators").glob("*.json"))
         if len(files) == dist.get_world_size():
             set_generator_states(from_json(json.loads(files[dist.get_rank()].read_text())))

@@ -1,6 +1,8 @@
 """The prompts under which a teacher reads the policy's responses, if they differ from the policy's own."""
 
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +17,8 @@ from verl.verifiers.verdict import Verdict
 
 RESPONSE = ("response", "verdict", "siblings")
 """Parameters for which a function gets the response to read, its verdict, and the prompt's other responses."""
-EXAMPLE = {"response": "", "verdict": Verdict(False, False, "missing", score=0.0), "siblings": []}
+EXAMPLE = ("", Verdict(False, False, "missing", score=0.0))
+"""Response and verdict on which a function is tried."""
 
 
 class TeacherPrompts:
@@ -23,9 +26,9 @@ class TeacherPrompts:
 
     Args:
         path: Import path of a function that takes a :class:`PromptRecord` and returns a text or a list of messages. If
-            it has parameters named ``response``, ``verdict`` and ``siblings``, it gets the text of the response to
-            read, its :class:`Verdict`, and a pair of these for each of the prompt's other responses, and may return
-            None, so that the teacher reads the policy's prompt.
+            it has parameters named ``response``, ``verdict`` and ``siblings``, it gets what verifiers read of the
+            response, its :class:`Verdict`, and a pair of these for each of the prompt's other responses, and may return
+            None, so that the teacher says nothing about the response.
         limit: Maximum number of tokens of a prompt and its response for the teacher, or None.
 
     Raises ``ConfigError`` if the function cannot be loaded, or does not accept these arguments.
@@ -34,68 +37,71 @@ class TeacherPrompts:
     def __init__(self, path: str, data: DataConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> None:
         self.function = UserFunction("teacher.prompt", path, ["record"], optional=RESPONSE)
         self.data, self.tokenizer, self.limit = data, tokenizer, limit
-        self._known: dict[int, list[int]] = {}
+        self._known: dict[tuple[int, tuple[int, ...]], list[int] | None] = {}
 
     @property
     def read_verdicts(self) -> bool:
         """Whether prompts depend on responses and their verdicts."""
         return bool(self.function.optional)
 
-    def try_on(self, record: PromptRecord) -> None:
-        """Call the function with ``record`` and an empty, wrong response; raises what :meth:`tokens` raises."""
-        self.tokens(record, EXAMPLE)
+    def try_on(self, record: PromptRecord, group_size: int) -> None:
+        """Call the function with ``record`` and empty, wrong responses; raises what :meth:`of_batch` raises."""
+        optional = dict(zip(RESPONSE, (*EXAMPLE, [EXAMPLE] * (group_size - 1)), strict=True))
+        on_trial = ", on trial with empty, wrong responses" if self.read_verdicts else ""
+        self._tokens(record, optional, f"{self.function.where}, prompt {record.uid}{on_trial}")
 
-    def tokens(self, record: PromptRecord, of_response: dict[str, Any]) -> list[int]:
-        """Return the token ids of the teacher's prompt for ``record``.
+    def of_batch(self, batch: Batch) -> list[list[int] | None]:
+        """Return the token ids of the teacher's prompt for each response of ``batch``, or None without one.
 
-        Args:
-            of_response: Values of the parameters ``RESPONSE``, which need not be there unless ``read_verdicts``.
+        A prompt that depends on the response counts as none if it is too long for the teacher.
 
-        Raises ``ConfigError`` if the function raises, or returns no text and no chat that the template takes.
+        Raises ``ConfigError`` if the function raises, or returns no text and no chat that the template takes, or if a
+        prompt that depends on the record alone is too long.
         """
-        if record.uid in self._known:
-            return self._known[record.uid]
-        where = f"{self.function.where}, prompt {record.uid}"
-        optional = {name: of_response[name] for name in self.function.optional}
-        returned: Any = self.function(deepcopy(record), **optional)
-        if returned is None and optional:
-            return record.input_ids
-        messages = read_messages({"prompt": returned}, where, "prompt")
-        try:
-            tokens = render(messages, self.data, self.tokenizer, record.tools)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        if not optional:
-            self._known[record.uid] = tokens
-        return tokens
-
-    def of_batch(self, batch: Batch) -> list[list[int]]:
-        """Return the token ids of the teacher's prompt for each response of ``batch``.
-
-        Raises ``ConfigError`` if a prompt with its response is longer than the teacher reads.
-        """
-        prompts = [self.tokens(*row) for row in zip(batch.records, _of_responses(batch), strict=True)]
-        responses = batch.response_lengths.tolist()
-        lengths = [len(prompt) + length for prompt, length in zip(prompts, responses, strict=True)]
-        longest = max(range(len(lengths)), key=lengths.__getitem__)
-        if self.limit is not None and lengths[longest] > self.limit:
-            raise ConfigError(
-                f"{self.function.where}: the teacher's prompt {batch.records[longest].uid} and its response have "
-                f"{lengths[longest]} tokens, and the teacher reads {self.limit}; return shorter prompts"
-            )
+        prompts = []
+        for record, length, optional in zip(
+            batch.records, batch.response_lengths.tolist(), self._optional(batch), strict=True
+        ):
+            where = f"{self.function.where}, prompt {record.uid}"
+            key = (record.uid, tuple(record.input_ids))
+            if self.read_verdicts:
+                prompt = self._tokens(record, optional, where)
+            else:
+                if key not in self._known:
+                    self._known[key] = self._tokens(record, optional, where)
+                prompt = self._known[key]
+            if prompt is not None and self.limit is not None and len(prompt) + length > self.limit:
+                if not self.read_verdicts:
+                    raise ConfigError(
+                        f"{where}: the teacher's prompt and the response have {len(prompt) + length} tokens, and the "
+                        f"teacher reads {self.limit}; return shorter prompts"
+                    )
+                prompt = None
+            prompts.append(prompt)
         return prompts
 
+    def _tokens(self, record: PromptRecord, optional: Mapping[str, Any], where: str) -> list[int] | None:
+        """Return what the function makes of copies, so that it cannot change the batch's messages and verdicts."""
+        copied = replace(record, messages=deepcopy(record.messages), extra_info=dict(record.extra_info))
+        returned: Any = self.function(copied, **{name: optional[name] for name in self.function.optional})
+        if returned is None and self.read_verdicts:
+            return None
+        messages = read_messages({"prompt": returned}, where, "prompt")
+        try:
+            return render(messages, self.data, self.tokenizer, record.tools)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
 
-def _of_responses(batch: Batch) -> list[dict[str, Any]]:
-    """Return the values of the parameters ``RESPONSE`` for each response, or empty mappings without verdicts."""
-    if "verdicts" not in batch:
-        return [{} for _ in batch.records]
-    judged = list(zip(batch.texts, batch.verdicts, strict=True))
-    groups: dict[int, list[int]] = {}
-    for row, group in enumerate(batch.group.tolist()):
-        groups.setdefault(group, []).append(row)
-    found = []
-    for row, ((text, verdict), group) in enumerate(zip(judged, batch.group.tolist(), strict=True)):
-        siblings = [judged[other] for other in groups[group] if other != row]
-        found.append({"response": text, "verdict": verdict, "siblings": siblings})
-    return found
+    def _optional(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """Yield the values of the parameters ``RESPONSE`` for each response, or nothing if none is read."""
+        if not self.read_verdicts:
+            yield from ({} for _ in batch.records)
+            return
+        verdicts = [replace(verdict, extras=dict(verdict.extras)) for verdict in batch.verdicts]
+        judged, groups = list(zip(batch.texts, verdicts, strict=True)), batch.group.tolist()
+        members: dict[int, list[int]] = {}
+        for row, group in enumerate(groups):
+            members.setdefault(group, []).append(row)
+        for row, (text, verdict) in enumerate(judged):
+            siblings = [judged[other] for other in members[groups[row]] if other != row]
+            yield {"response": text, "verdict": verdict, "siblings": siblings}

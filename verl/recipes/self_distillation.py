@@ -24,24 +24,32 @@ def with_feedback(
 ) -> list[dict[str, Any]] | None:
     """Return SDPO's prompt: the question, a correct response if there is one, and the verifier's feedback.
 
-    Returns None, for the policy's own prompt and thus nothing to learn, if the response is correct already or there is
-    nothing to tell.
+    Returns None, so that nothing is learned from the response, if it is correct already or there is nothing to tell. Of
+    several correct responses the one with the highest score is shown.
     """
     if verdict.correct:
         return None
-    solved = next((text for text, other in siblings if other.correct), None)
+    correct = [(other.score or 0.0, text) for text, other in siblings if other.correct and text.strip()]
+    solved = max(correct, key=lambda scored: scored[0], default=None)
     feedback = verdict.extras.get(FEEDBACK)
-    parts = [f"A correct solution:\n\n{solved}"] if solved is not None else []
+    parts = [f"A correct solution:\n\n{solved[1]}"] if solved is not None else []
     parts += [f"Feedback on a wrong attempt:\n\n{feedback}"] if feedback else []
     return _with_help(record, [*parts, "Now answer the question correctly."]) if parts else None
 
 
 def with_answer(record: PromptRecord) -> list[dict[str, Any]]:
-    """Return a prompt with the question and its ground truth, or ``extra_info["solution"]`` if the file has one."""
+    """Return a prompt with the question and its ground truth, or ``extra_info["solution"]`` if the file has one.
+
+    Raises ``ValueError`` if the record has neither.
+    """
     known = record.extra_info.get("solution") or record.ground_truth
+    if known is None:
+        raise ValueError(f"prompt {record.uid} has neither a solution nor a ground truth to show to the teacher")
     return _with_help(record, [f"The reference solution:\n\n{known}", "Now answer the question in your own words."])
 
 
 def _with_help(record: PromptRecord, parts: Sequence[str]) -> list[dict[str, Any]]:
-    *before, question = record.messages
-    return [*before, {**question, "content": "\n\n".join([str(question["content"]), *parts])}]
+    messages = [dict(message) for message in record.messages]
+    question = next((m for m in reversed(messages) if m["role"] == "user"), messages[-1])
+    question["content"] = "\n\n".join([str(question["content"]), *parts])
+    return messages

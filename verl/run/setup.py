@@ -191,7 +191,7 @@ class TrainingSetup:
         else:
             limit = ModelInfo.of(config.model if teacher.is_policy else teacher.model).max_length
         prompts = TeacherPrompts(teacher.prompt, data, self.tokenizer, limit)
-        prompts.try_on(self.train_set.records[0])  # fail before Ray starts
+        prompts.try_on(self.train_set.records[0], config.rollout.n)  # fail before Ray starts
         return prompts
 
     def _reward_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -79,8 +79,8 @@ class Actor(Policy):
 
         Args:
             batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and if
-                the options need them, ``rollout_logprobs``, ``ref_logprobs``, ``teacher_logprobs``, ``teacher_prompts``
-                and ``LossNeeds.batch_columns``.
+                the options need them, ``rollout_logprobs``, ``ref_logprobs``, ``teacher_logprobs``,
+                ``teacher_prompts``, ``taught`` and ``LossNeeds.batch_columns``.
             num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. The loss is divided by it or
                 by ``num_sequences``, so that every token has the same weight regardless of how the mini-batch
                 is split across ranks and micro-batches.
@@ -207,4 +207,5 @@ class Actor(Policy):
             assert options.loss is not None, "only a loss is added"
             loss = kl_loss(options.loss, logprobs, micro.padded("teacher_logprobs"))
         limit = options.loss_max_clamp or math.inf
-        return loss.clamp(-limit, limit)
+        loss = loss.clamp(-limit, limit)
+        return torch.where(micro.taught[:, None], loss, 0.0) if "taught" in micro else loss

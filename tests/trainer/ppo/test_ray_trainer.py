@@ -242,6 +242,7 @@ def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
     trainer.method = SimpleNamespace(overrides=lambda name: replays and name == "learn_from")
     trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
     trainer.updates = Updates(config, trainer.policy, None, trainer.loss, trainer.timer)
+    trainer.workers, trainer.listed_operations = SimpleNamespace(run=lambda *_: None), True
     return trainer
 
 
@@ -325,7 +326,7 @@ def test_bypass_mode_takes_ratios_to_the_engine():
 @pytest.mark.parametrize("reads_verdicts", [True, False])
 def test_teachers_prompts_reach_the_update(reads_verdicts: bool):
     trainer = trainer_of(["experiment=sdpo", "actor.ppo_mini_batch_size=3"])
-    prompts, batch = [[5, 6], [7], [8]], three()
+    prompts, batch = [[5, 6], [7], None], three().fill(records=[SimpleNamespace(input_ids=[4])] * 3)
     trainer.teacher, order = trainer.policy, []
     trainer.teacher_prompts = SimpleNamespace(read_verdicts=reads_verdicts, of_batch=lambda rows: prompts)
     trainer._compute_outputs(batch)
@@ -336,12 +337,37 @@ def test_teachers_prompts_reach_the_update(reads_verdicts: bool):
         order.append(mini.teacher_prompts) or update(name, mini, *sizes)
     )
     trainer._update_actor(batch.fill(learn_mask=torch.ones(6, dtype=torch.bool)), None)
-    assert order.pop() == prompts
+    # Without a prompt of its own the policy's is read, for nothing.
+    assert order.pop() == [[5, 6], [7], [4]]
+    assert not reads_verdicts or batch.taught.tolist() == [True, True, False]
     sampled = SimpleNamespace(collect_verdicts=lambda: order.append("verdicts"))
     trainer._ask_teacher = lambda rows: order.append("teacher")
     with pytest.raises(AttributeError, match="scheduler"):  # there is none to log for
         trainer._collect_verdicts(sampled, batch)
     assert order == ["verdicts", "teacher"][: 1 + reads_verdicts]
+
+
+def test_moving_average_follows_learned_steps():
+    trainer = trainer_of(["experiment=sdpo", "teacher.update_freq=2", "actor.bypass_mode=true"])
+    called = []
+    trainer.workers.run = lambda *call: called.append((trainer.step, *call))
+    for trainer.step in (1, 2, 3, 4):
+        batch = three().fill(learn_mask=torch.ones(6, dtype=torch.bool))
+        trainer._compute_outputs(batch)
+        trainer._update_actor(batch, None)
+    assert called == [(2, "update_teacher", 0.05), (4, "update_teacher", 0.05)]
+
+
+def test_nothing_is_learned_without_the_teachers_word():
+    batch = three().fill(learned=torch.ones(3, dtype=torch.bool), taught=torch.tensor([True, False, True]))
+    for rewards, expected in ((False, [1, 1, 0, 0, 1, 1]), (True, [1] * 6)):
+        options = ["experiment=sdpo", f"teacher.use_task_rewards={rewards}".lower()]
+        config = ppo_config("rollout.n=1", *options)
+        AdvantageEstimation(config, RewardManager(config.reward_manager)).fill_learn_mask(batch)
+        assert batch.learn_mask.int().tolist() == expected
+    batch.fill(old_logprobs=torch.zeros(6), teacher_logprobs=torch.ones(6))
+    advantages = AdvantageEstimation(config, RewardManager(config.reward_manager))._teacher_advantages(batch)
+    assert advantages.flatten().tolist() == [1, 1, 0, 0, 1, 1]
 
 
 def test_updates_take_the_rows_that_were_drawn():

@@ -250,8 +250,12 @@ def teacher_metrics(batch: Batch) -> dict[str, float]:
     """
     metrics: dict[str, float] = {}
     if "teacher_logprobs" in batch:
-        differences = (batch.old_logprobs - batch.teacher_logprobs).double()
-        metrics["teacher/reverse_kl"] = differences[batch.by_policy].mean().item()
+        differences, taught = (batch.old_logprobs - batch.teacher_logprobs).double(), batch.by_policy
+        if "taught" in batch:
+            taught = taught & batch.taught.repeat_interleave(batch.response_lengths)
+        metrics |= {"teacher/reverse_kl": differences[taught].mean().item()} if taught.any() else {}
+    if "taught" in batch:
+        metrics["teacher/taught_share"] = batch.taught.double().mean().item()
     for column in batch.names:
         if column.startswith(TEACHER_RANK):
             for layer, values in enumerate(getattr(batch, column).unbind(dim=1), start=1):

@@ -93,6 +93,8 @@ class AdvantageEstimation:
         learned = batch.learned
         if self.config.trainer.remove_clip:
             learned = learned & ~batch.truncated
+        if "taught" in batch and not self.config.teacher.use_task_rewards:
+            learned = learned & batch.taught
         mask = batch.policy_mask & learned[:, None]
         metrics: dict[str, float] = {}
         rules = self.config.algorithm.rollout_correction.rejections
@@ -194,7 +196,8 @@ class AdvantageEstimation:
         options, limit = self.config.teacher, self.config.teacher.loss_max_clamp or math.inf
         ratios = batch.padded("teacher_logprobs").double() - batch.padded("old_logprobs").double()
         terms = ratios.clamp(-limit, limit)
-        return torch.where(batch.policy_mask, options.coef * terms, 0.0)
+        taught = batch.policy_mask & batch.taught[:, None] if "taught" in batch else batch.policy_mask
+        return torch.where(taught, options.coef * terms, 0.0)
 
     def _variances(self, batch: Batch) -> Tensor | None:
         """Return each token's variance, [B, R], importance-weighted if enabled, or None if no estimator needs it."""

@@ -202,10 +202,13 @@ class RayPPOTrainer(Trainer):
         options, rows = self.config.teacher, batch.columns("tokens", "source")
         with self.timer.phase("teacher"):
             if self.teacher_prompts is not None:
-                prompts = self.teacher_prompts.of_batch(batch)
+                found = self.teacher_prompts.of_batch(batch)
+                prompts = [r.input_ids if p is None else p for p, r in zip(found, batch.records, strict=True)]
                 rows = batch.after(prompts)
                 if options.is_exact:
                     batch.fill(teacher_prompts=prompts)
+                if self.teacher_prompts.read_verdicts:
+                    batch.fill(taught=torch.tensor([prompt is not None for prompt in found]))
             if not options.scores_samples:
                 return
             if self.teacher_server is not None:

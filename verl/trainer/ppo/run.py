@@ -77,7 +77,8 @@ def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
         run.display.say(f"the run is complete: {run.folder}/summary.json holds its validation")
         return True
     parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
-    parts |= {"teacher": config.model} if config.teacher.is_average else {}
+    # A validation does not read the average.
+    parts |= {"teacher": config.model} if config.teacher.is_average and not trainer.val_only else {}
     digests = run_digests(config, setup.tokenizer, data_by_file(setup.train_set))
     resumption = run.find_resumption("ppo", len(setup.train_set), parts, digests)
     if resumption is None:

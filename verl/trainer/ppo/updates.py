@@ -20,7 +20,7 @@ from verl.workers.policy_loss import PolicyLoss
 
 ACTOR_COLUMNS = (
     *("tokens", "source", "learn_mask", "old_logprobs", "advantages"),
-    *("ref_logprobs", "teacher_logprobs", "teacher_prompts"),
+    *("ref_logprobs", "teacher_logprobs", "teacher_prompts", "taught"),
 )
 CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
 
