@@ -137,7 +137,7 @@ class CaptureOptions:
 
     @property
     def keeps_responses(self) -> bool:
-        """Whether the states from which response tokens were sampled are kept."""
+        """Whether to keep the hidden states from which response tokens were sampled."""
         return self.phase in ("decode", "both")
 
 

@@ -67,7 +67,7 @@ def divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tens
 
 
 def top_k_events(student: Tensor, teacher: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities of the teacher's k most likely tokens and of the tail, [..., k + 1] each.
+    """Return both models' log-probabilities of the teacher's top k tokens and of the tail, [..., k + 1] each.
 
     All other tokens together are one event, so that the probabilities sum to 1 and are not renormalised. By the data
     processing inequality, no divergence of these events exceeds that of the whole vocabulary.

@@ -33,7 +33,7 @@ def run_digests(
     """Return the digest of each thing that a run is made of, by the option that names it.
 
     These are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code, and
-    the models that are read again when the run resumes. Where files lie, and in which format, does not count.
+    the models that are read again when the run resumes. A file that moves or changes its format keeps its digest.
 
     Args:
         data: The training records, by the option that names their file.

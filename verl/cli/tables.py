@@ -67,7 +67,7 @@ def plain(markdown: str) -> str:
 
 
 Function = Callable[["Option", str, CommandLine], list[str]]
-"""Function named by ``by``, which takes an option, its value as typed, and the command, and returns our overrides."""
+"""f(option, value as typed, command) -> our overrides; the key ``by`` of a row names it."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[st
 
 
 def _filled(value: Any, texts: Mapping[str, str]) -> Any:
-    """Return a part of a row with the group's prefixes substituted."""
+    """Return an entry of a row with the group's prefixes filled in."""
     if isinstance(value, Mapping):
         return {key: _filled(entry, texts) for key, entry in value.items()}
     if isinstance(value, list):

@@ -191,7 +191,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """Return ``overrides`` with the preset for non-embedded models added, unless they already choose a preset.
+    """Add ``preset=foreign`` to ``overrides`` if they name a model that is not embedded and choose no preset.
 
     Raises ``FlagError`` if a sweep contains both the embedded model and other models.
     """

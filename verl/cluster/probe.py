@@ -34,7 +34,7 @@ PATIENCE_S = 10.0
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface for collective communication; values set by the user are kept."""
 TIMEOUT_S = 300.0
-"""Maximum seconds for all machines to respond, unless they may have to download a model."""
+"""Maximum seconds to wait for all machines if none of them has to download a model."""
 
 
 class MachineFacts(NamedTuple):

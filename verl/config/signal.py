@@ -104,8 +104,8 @@ class RolloutCorrectionConfig(Group):
     """Bounds, one per rule or one for all rules. A k1 rule takes both bounds on the ratio, ``"0.5_2.0"``, or only an
     upper bound, 2.0, whose inverse is the lower bound; other rules take an upper bound in nats."""
     rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
-    """Reject responses with a token whose ratio p_trainer / p_rollout is below this threshold, in [1e-8, 1), such as
-    1e-4, or null to disable this rule, which the log calls ``seq_max_k1``."""
+    """Threshold below which a token's ratio p_trainer / p_rollout rejects the whole response, in [1e-8, 1), such as
+    1e-4. Null disables the rule. The log calls it ``seq_max_k1``."""
 
     def check(self) -> None:
         # Reading the properties raises an error if a value is out of range.

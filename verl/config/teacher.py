@@ -1,4 +1,4 @@
-"""The group ``teacher``: on-policy distillation from a frozen model."""
+"""Config group ``teacher``: on-policy distillation from a frozen model or from the policy itself."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,7 @@ EXACT = ("reverse_kl", "forward_kl", "jsd")
 """Losses that compare the whole distributions of student and teacher."""
 
 NO_MODEL, POLICY = "none", "policy"
-"""Paths that stand for no model, and for the policy itself."""
+"""Special values of ``teacher.model.path``: no teacher, and the policy itself."""
 
 
 @dataclass(frozen=True)

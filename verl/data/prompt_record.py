@@ -22,7 +22,7 @@ class PromptRecord:
     opens_thought: bool
     """Whether the prompt ends with ``<think>``."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Tools that the file describes to the chat template, in place of the run's."""
+    """Tool schemas from the data file to render in the prompt, overriding the run's."""
     state: str = ""
     """State in which the conversation begins, as JSON, if its environment showed an observation in the prompt."""
 

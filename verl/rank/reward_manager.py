@@ -217,7 +217,7 @@ class RewardManager:
         return phi, metrics
 
     def _indicators(self, rank_metrics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return every layer's indicators and guide in float64; raise ``ValueError`` if one is missing."""
+        """Return each layer's indicator and guidance metrics in float64; raise ``ValueError`` if one is missing."""
         if not rank_metrics:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
         for name in self.config.followed_names:

@@ -160,7 +160,7 @@ class VerifierPool(KillablePool):
             self._services.close()
 
     def _score(self, jobs: list[Job]) -> list[Verdict]:
-        """Return the verdicts on ``jobs``: those of this machine first, then those of services."""
+        """Return the verdicts on ``jobs``, computing synchronous ones first and then awaiting coroutines."""
         waiting = [index for index, job in enumerate(jobs) if job.scorer.is_custom and is_async(job.scorer.path)]
         if not waiting:
             return self._score_here(jobs)

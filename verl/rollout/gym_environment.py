@@ -40,7 +40,7 @@ class GymEnvironment:
         return {"seed": record.extra_info.get("seed", record.uid), "actions": []}
 
     def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the first observation as a message; ``observe = None`` in a subclass leaves it to the prompt."""
+        """Return the first observation as a message. Set ``observe = None`` in a subclass whose prompts contain it."""
         env = self.make()
         seen, _ = env.reset(seed=state["seed"])
         _close(env)

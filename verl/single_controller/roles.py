@@ -259,7 +259,7 @@ class PolicyWorkers(ModelWorkers):
         return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
 
     def sync_weights(self, version: int) -> None:
-        """Send the policy's weights to the engines, which return ``version`` whenever they generate with them.
+        """Send the policy's weights to the engines, which report ``version`` when they start to generate.
 
         Engines of a pool pull the weights when they next generate.
         """

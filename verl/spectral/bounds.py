@@ -20,7 +20,7 @@ BLOCK_ROWS = 1024
 """Number of rows to convert to float64 at a time when not all are needed at once."""
 
 WIDEST_WHOLE_BLOCK = 512
-"""Largest D for which blocks always have D rows, because smaller blocks use the processor inefficiently."""
+"""Up to this D, blocks have D rows; smaller blocks would use the processor inefficiently."""
 
 
 def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:

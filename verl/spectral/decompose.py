@@ -159,7 +159,7 @@ def decomposed_sums(
 
 
 def _singular_values(squared: Tensor, rows: int) -> Tensor:
-    """Return descending singular values from ``squared [n, m, m]``, a Gram or scatter matrix of ``rows`` contrasts.
+    """Return descending singular values, given Gram or scatter matrices ``squared [n, m, m]`` of ``rows`` contrasts.
 
     Eigenvalues below the noise level become 0.
     """

@@ -2,7 +2,8 @@
 
 The Helmert contrasts z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)) of a response's rows make centring nested:
 the scatter matrix of the first k rows, centred on their own mean, is S_k = sum_{i<=k} z_i z_i^T. Let L be the Cholesky
-factor of I + Z Z^T / t for all contrasts Z. Its leading blocks are the factors of that matrix's leading blocks, so
+factor of I + Z Z^T / t, where the rows of Z are all contrasts. Its leading blocks are the
+factors of that matrix's leading blocks, so
 
     log det(I + S_k / t) = sum_{i<=k} 2 log L_ii        for every k at once,
 

@@ -1,4 +1,4 @@
-"""Public functions for spectral functionals of prefixes of hidden states (arXiv 2509.23808, section 3).
+"""Public functions that compute spectral metrics of every prefix of a response (arXiv 2509.23808, section 3).
 
 For a prefix of k rows of a response Z ``[T, D]``, s_1 >= s_2 >= ... are the singular values of the rows minus their
 mean.

@@ -28,7 +28,8 @@ FIXES |= dict.fromkeys((errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOENT), "ma
 def storage_line(error: BaseException, folder: Path | None = None, needed: int = 0) -> str:
     """Return one line on an error of storage, or an empty string for other errors.
 
-    It names ``folder``, by default the path in the error, ``needed`` bytes unless they are 0, and the free ones.
+    The line contains ``folder`` (by default the path in the error), the bytes needed unless ``needed`` is 0, and the
+    bytes that are free.
     """
     causes: list[BaseException | None] = [error]
     for seen in causes:

@@ -34,7 +34,7 @@ _AFTER_ROLE = "|".join(_PLAIN | set(_STATEMENTS["after"].split()))
 _DENIES = re.compile(
     r"[\"”'’»)*.,]{0,3}(?::|\s(?:is|are|was|must be|would be|has to be)(?P<not>\snot)?(?:\san?)?|)\s{1,3}", re.I
 )
-"""Text between a statement and the word that denies it."""
+"""Text between a statement and the word that negates it."""
 
 _CLAUSE_END = r"(?=(?:\seither)?[\s*]{0,3}(?:[,.;:!\n)]|\Z|(?:and|but|while|whereas|so)(?![A-Za-z])))"
 _WORDS, _SIGNS = (

@@ -123,7 +123,7 @@ def words_in(text: str) -> str | None:
 
 
 def same_words(a: str, b: str) -> bool:
-    """Whether two unified texts are the same words, in any case."""
+    """Whether two normalised texts consist of the same words, ignoring case."""
     return words_in(a) is not None and words_in(a) == words_in(b)
 
 

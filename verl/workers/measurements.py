@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PromptResponses:
-    """Prompt with its responses, to be read by a policy."""
+    """A prompt with responses whose hidden states a policy measures."""
 
     key: int
     """Identifier of the prompt chosen by the caller."""

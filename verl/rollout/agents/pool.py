@@ -160,7 +160,7 @@ def _prepare(options: AgentConfig, log: Path | None) -> None:
 
 
 def _play_share(share: Share) -> None:
-    """Play the sessions of a share, and report their beginnings and ends until all have ended or were closed."""
+    """Run this process's share of the sessions, and report when each one starts and ends."""
     reports = SimpleQueue[Report]()
     running = set[int]()
     loop, room = _event_loop(share.at_once), asyncio.Semaphore(share.at_once)

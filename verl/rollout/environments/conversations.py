@@ -57,7 +57,7 @@ SPEAKERS = ("policy", "environment")
 
 @dataclass
 class ConversationSetup:
-    """Setup of a run's conversations with environments or agents."""
+    """What all conversations with environments or agents of a run share."""
 
     options: MultiTurnConfig
     max_prompt_length: int

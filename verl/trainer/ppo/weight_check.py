@@ -96,7 +96,7 @@ def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[Pr
 
 
 def _sample(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord]) -> tuple[Batch, Tensor]:
-    """Return the beginnings of responses to the first prompts, and the engine of each, [B] int64."""
+    """Sample short responses to the first prompts; return them with the index of each one's engine, [B] int64."""
     num_engines = len(policy.engines.living) // config.rollout.tensor_parallel_size
     prompts = [records[i % len(records)] for i in range(ROWS * num_engines)]
     requests = ResponseRequests(
