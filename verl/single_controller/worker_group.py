@@ -45,8 +45,11 @@ POLL_S = 0.5
 CAUSE_S = 5.0
 """Seconds to wait for the worker at the other end of a broken connection to fail as well."""
 
-UNEXPECTED_EXIT = "Worker unexpectedly exits"
-"""Part of Ray's message about a process that was killed or crashed; its guesses at a cause follow."""
+DEATHS = {
+    "Worker unexpectedly exits": "its process was killed or crashed",
+    "is unavailable": "Ray no longer reaches it",
+}
+"""Part of Ray's message about a worker, which goes on with guesses and internal names -> what it means."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -314,7 +317,7 @@ class WorkerGroup:
                 rank, killed_for_memory_line(report, method, self.device_type), method, report
             )
         if not isinstance(error, RayTaskError):
-            cause = "its process was killed or crashed" if UNEXPECTED_EXIT in report else cause
+            cause = next((meaning for part, meaning in DEATHS.items() if part in report), cause)
             return self._supervisor.failure(rank, f"died in {method}: {cause}", method, report)
         if isinstance(error.cause, ConfigError):
             return (OutOfMemory if isinstance(error.cause, OutOfMemory) else ConfigError)(str(error.cause))
