@@ -41,6 +41,7 @@ def file(tmp_path: Path) -> str:
 
 def test_paths_are_split_at_plus_signs():
     assert summands("a.py:f") == [(1.0, "a.py:f")]
+    assert summands(".5*a.py:f + 2 * b.py:g") == [(0.5, "a.py:f"), (2.0, "b.py:g")]
     assert summands("m.n:f + -0.5*b/c.py:g+2e-1*h:i") == [(1.0, "m.n:f"), (-0.5, "b/c.py:g"), (0.2, "h:i")]
     # A file's name may have any of these characters.
     assert summands("c++/2*3.py:f") == [(1.0, "c++/2*3.py:f")]

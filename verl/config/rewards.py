@@ -48,7 +48,7 @@ class AsyncFunctionsConfig(Group):
     """Keep answers in the run's folder, so that neither a resumed run nor an equal response asks again."""
 
 
-SUMMAND = re.compile(r"(?:(-?\d+(?:\.\d*)?(?:[eE]-?\d+)?)\*)?([^*+]+:\w+)")
+SUMMAND = re.compile(r"(?:(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?([^*+]+:\w+)")
 """Weight and import path of one of several functions that are added."""
 
 
