@@ -110,7 +110,7 @@ BUDGETS = {
     "rewards": 1587,
     "rollout": 4727,
     "run": 2490,
-    "single_controller": 1568,
+    "single_controller": 1571,
     "spectral": 1653,
     "trainer": 3633,
     "utils": 1561,

@@ -57,7 +57,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Hold quick tests to their rule in every tier."""
     global _quick
     before = _quick
-    _quick = before or not any(item.get_closest_marker(mark) for mark in ("slow", "nightly", "gpu"))
+    marked = any(item.get_closest_marker(mark) for mark in ("slow", "nightly", "gpu"))
+    _quick = before or not (marked or needs_vllm(item.path))
     try:
         return (yield)
     finally:

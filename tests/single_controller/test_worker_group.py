@@ -142,7 +142,7 @@ def test_every_phase_has_its_options():
     methods = {
         name for name in vars(HybridWorker) | vars(SFTWorker) | vars(CheckpointWorker) if not name.startswith("_")
     }
-    assert methods - set(FIXES) == {"finish_generation", "finish_save", "not_deterministic"}
+    assert methods - set(FIXES) == {"finish_generation", "finish_save", "not_deterministic", "update_teacher"}
     parts = {"actor": Actor, "critic": Critic, "reward_model": RewardModel, "rollout": Rollout}
     dotted = [name.split(".") for name in FIXES if "." in name]
     assert len(dotted) == 7 and all(hasattr(parts[part], method) for part, method in dotted)
