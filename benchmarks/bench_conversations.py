@@ -140,7 +140,7 @@ def _generate(engine: Engine, records: Sequence[PromptRecord], *arguments: Any) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, nargs="+", default=[1, 100, 1000])
-    parser.add_argument("--agents", action="store_true", help="agents over HTTP in place of an environment")
+    parser.add_argument("--agents", action="store_true", help="agents over HTTP instead of an environment")
     options, config = parser.parse_args(), load_config(PPOConfig, "ppo_trainer", [])
     for conversations in options.conversations:
         for deterministic in (False, True)[: 1 + (conversations < 1000)]:

@@ -25,7 +25,7 @@ from verl.data.responses import token_pieces
 LONGEST = 8
 """Length in tokens of the longest text end that is looked up."""
 PAST = 96
-"""Number of tokens before those that a timed pass computes."""
+"""Number of cached tokens that a timed pass continues."""
 SOURCES = ("ngram", "siblings", "history")
 """The response itself and its prompt; also the prompt's other responses; the prompt's responses of the visit before."""
 

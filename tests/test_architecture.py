@@ -96,7 +96,7 @@ BUDGETS = {
     "algorithms": 1822,
     "analysis": 1170,
     "api": 187,
-    "batch": 833,
+    "batch": 836,
     "checkpoint": 1339,
     "cli": 1327,
     "cluster": 1521,

@@ -154,7 +154,10 @@ TOP_K = {name for name, hint in Columns.__annotations__.items() if hint is TopKP
 """Names of declared columns with k values per response token."""
 
 
+FAMILIES = {PREFIX: RESPONSE_TOKEN} | dict.fromkeys((RANK, TURN_RANK, TRAINER_RANK, TEACHER_RANK), EPISODE)
+"""Kind of the columns with each declared prefix."""
+
+
 def declared_kind(name: str) -> str | None:
     """Return the kind of a column that is declared or has a declared prefix, or None for a custom column."""
-    by_prefix = {PREFIX: RESPONSE_TOKEN} | dict.fromkeys((RANK, TURN_RANK, TRAINER_RANK, TEACHER_RANK), EPISODE)
-    return KINDS.get(name) or next((kind for prefix, kind in by_prefix.items() if name.startswith(prefix)), None)
+    return KINDS.get(name) or next((kind for prefix, kind in FAMILIES.items() if name.startswith(prefix)), None)

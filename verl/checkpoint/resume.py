@@ -212,10 +212,10 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
         )
     for part, model in parts.items():
         shards = folder / part / "shards"
-        if part == "teacher" and not shards.is_dir():
-            fix = "set it and teacher.update_freq to 1, or start a new run from the model it holds"
-            raise ConfigError(f"teacher.update_rate: {folder} has no moving average of the policy; {fix}")
         if not shards.is_dir():
+            if part == "teacher":
+                fix = "set it and teacher.update_freq to 1, or start a new run from the model it holds"
+                raise ConfigError(f"teacher.update_rate: {folder} has no moving average of the policy; {fix}")
             raise ConfigError(f"{folder}: has no {part}; start a new run from the model it holds")
         check_same_architecture(shards, saved_shapes(shards), _trained_shapes(part, model))
 

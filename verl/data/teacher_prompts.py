@@ -63,10 +63,10 @@ class TeacherPrompts:
             batch.records, batch.response_lengths.tolist(), self._optional(batch), strict=True
         ):
             where = f"{self.function.where}, prompt {record.uid}"
-            key = (record.uid, tuple(record.input_ids))
             if self.read_verdicts:
                 prompt = self._tokens(record, optional, where)
             else:
+                key = (record.uid, tuple(record.input_ids))
                 if key not in self._known:
                     self._known[key] = self._tokens(record, optional, where)
                 prompt = self._known[key]

@@ -49,7 +49,7 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Part of Ray's message about a worker, which goes on with guesses and internal names -> what it means."""
+"""Substring of Ray's message about a lost worker -> its meaning. The rest is guesses and internal names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

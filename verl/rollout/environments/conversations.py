@@ -57,7 +57,7 @@ SPEAKERS = ("policy", "environment")
 
 @dataclass
 class ConversationSetup:
-    """What all conversations with environments or agents of a run share."""
+    """Setup shared by all of a run's conversations, with environments or with agents."""
 
     options: MultiTurnConfig
     max_prompt_length: int

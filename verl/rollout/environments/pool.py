@@ -180,7 +180,7 @@ class EnvironmentPool(KillablePool):
         return begun
 
     def _answer_new(self) -> None:
-        """Answer all steps that have arrived, among them those that arrived during the last call."""
+        """Answer all steps that have arrived, including during the last call."""
         self._answer(drain(self._new))
 
     def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:
