@@ -132,18 +132,21 @@ class Run:
         print(f"error: {self.arm} with seed={self.seed}: {why}", file=sys.stderr, flush=True)
 
     def results(self) -> dict[str, Any]:
-        """Which problems were asked, the number of correct samples of each, the log, and the code and packages."""
+        """Return what each problem's samples were, the log, and the code and packages."""
         *_, last = sorted(self.folder.glob("samples/val_*.parquet"))
-        correct = pd.read_parquet(last, columns=["uid", "correct"]).groupby("uid")["correct"]
-        (samples,) = correct.count().unique().tolist()
+        of_problems = pd.read_parquet(last, columns=["uid", "correct", "answer", "num_tokens"]).groupby("uid")
+        (samples,) = of_problems["correct"].count().unique().tolist()
         lines = read_lines(self.folder / "metrics.jsonl")
         # A figure that was not finite is null.
         logged = {name: [line[key] for line in lines if line.get(key) is not None] for name, key in LOGGED.items()}
         summary = json.loads((self.folder / "summary.json").read_text())
         packages = [f"{name} {version}" for name, version in summary["versions"].items()]
         code = ", ".join([str(summary["git_revision"]), *packages])
-        problems = correct.sum()
-        results = {"samples": samples, "correct": problems.tolist(), "problems": problems.index.tolist(), "code": code}
+        problems = of_problems.agg(
+            correct=("correct", "sum"), answers=("answer", "nunique"), tokens=("num_tokens", "sum")
+        )
+        columns = {name: problems[name].tolist() for name in problems}
+        results = {"samples": samples, **columns, "problems": problems.index.tolist(), "code": code}
         return {"arm": self.arm, "seed": self.seed, **results, **logged}
 
     @property
@@ -195,14 +198,21 @@ def prepare(folder: Path, arguments: Sequence[str]) -> None:
 
 
 def recorded(study: Study, out: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Arm and seed -> the row of a run that ``out``.jsonl has, made with the options that the study gives that arm."""
-    data = out.with_name(f"{out.name}.jsonl")
-    if not data.exists():
-        return {}
-    facts, rows = read_report(data)
-    before = facts["study"]["arms"] if facts["study"]["train"] == study.train else {}
-    same = {n for n, arm in study.arms.items() if n in before and current(before[n]["overrides"]) == arm.overrides}
-    return {(row["arm"], row["seed"]): row for row in rows if row["arm"] in same}
+    """Return arm and seed -> the row of a run in the records, made with the options that the study gives that arm.
+
+    The records are ``out``.jsonl and the study's ``records``; the former's rows count before the latter's.
+    """
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    own = out.with_name(f"{out.name}.jsonl")
+    for data in [*(out.parent / name for name in study.records), *([own] if own.exists() else [])]:
+        try:
+            facts, rows = read_report(data)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"error: records: {data}: {error}") from None
+        before = facts["study"]["arms"] if facts["study"]["train"] == study.train else {}
+        same = {n for n, arm in study.arms.items() if n in before and current(before[n]["overrides"]) == arm.overrides}
+        found |= {(row["arm"], row["seed"]): row for row in rows if row["arm"] in same}
+    return found
 
 
 def report(study: Study, runs: Sequence[Run], out: Path, argv: Sequence[str]) -> None:

@@ -40,6 +40,8 @@ class Study:
     """Folder -> arguments of Python that make it, as ``{out}``."""
     note: str = ""
     """What readers of the results should know."""
+    records: list[str] = field(default_factory=list)
+    """Records of others (NAME.jsonl of their studies), by paths from the study's file, whose runs join."""
 
     def __post_init__(self) -> None:
         for pair in self.contrasts:

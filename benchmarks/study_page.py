@@ -40,8 +40,12 @@ LOGGED = {
     "shaped_share": "reward_manager/shaped_token_share",
     "shaped_change": "reward_manager/shaped_relative_change",
     "entropy": "actor/entropy",
+    "seconds": "timing_s/step",
 }
 """What is kept of a run's log -> its name there."""
+
+COUNTS = ("answers", "tokens")
+"""Counts of each problem in a run's results: different answers, and tokens of all samples."""
 
 RATES = """\
 Pass rates are means over seeds, with 95% bootstrap intervals over problems. Differences are in percentage points and
@@ -56,6 +60,12 @@ Detectable is the difference at pass@{k} that {power:.0%} of such studies would 
 if seeds vary as they did here. Where deviations differ, p alone is the safer one: of the paired t test of the two arms,
 not corrected.
 """
+COSTS = """\
+Answers: different ones among the {samples} samples of a problem, as the verifier reads them. Tokens: of a response.
+Seconds: of a training step, the fastest tenth of all steps of the arm, since machines of studies are shared. At equal
+seconds: the difference at pass@{k} if the first arm had stopped when the second one's steps were over, or gone on until
+then; its pass@{k} is moved by what its training samples gained a step over the second half of the steps (linear
+regression, all seeds)."""
 TRAINING = """\
 Means over steps and seeds. Tokens shaped: those whose advantage shaping changed. Change: how much it did,
 relative to the advantage."""
@@ -189,6 +199,34 @@ class Results:
         found = bootstrap((sums.numpy(),), ratios, n_resamples=DRAWS, method="percentile", vectorized=True, rng=rng)
         return list(zip(means.tolist(), *(end.tolist() for end in found.confidence_interval), strict=True))
 
+    def mean(self, arm: str, key: str, seeds: Sequence[int]) -> Tensor:
+        """Return answers of a problem or tokens of a response, the mean of an arm with these seeds, [seeds] float64."""
+        runs = [self.by_arm[arm][seed] for seed in seeds]
+        each = {"answers": 1, "tokens": runs[0]["samples"]}[key]
+        return torch.tensor([run[key] for run in runs], dtype=torch.float64).mean(dim=1) / each
+
+    @cached_property
+    def has_costs(self) -> bool:
+        """Whether all records have answers, tokens and seconds; those of earlier studies do not."""
+        return all(row.get("answers") and row.get("tokens") and row.get("seconds") for row in self.rows)
+
+    def seconds(self, arm: str) -> float:
+        """Return the mean of the fastest tenth of an arm's steps."""
+        steps = sorted(second for run in self.by_arm[arm].values() for second in run["seconds"])
+        return statistics.fmean(steps[: math.ceil(len(steps) / 10)])
+
+    def gain(self, arm: str) -> float:
+        """Return what pass@1 of the samples gains in a step, by linear regression over the second half of the steps."""
+        rewards = [run["reward"][len(run["reward"]) // 2 :] for run in self.by_arm[arm].values()]
+        points = [point for run in rewards for point in enumerate(run)]
+        return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+    def at_equal_seconds(self, pair: Sequence[str], difference: float) -> float:
+        """Return the difference of two arms' pass@k if the first had trained for the second one's time."""
+        steps = statistics.fmean(len(run["reward"]) for run in self.by_arm[pair[1]].values())
+        reached = steps * self.seconds(pair[1]) / self.seconds(pair[0])
+        return difference + self.gain(pair[0]) * (reached - steps)
+
     @cached_property
     def block_seeds(self) -> list[int]:
         """The seeds that all arms of decisive contrasts have been run with."""
@@ -224,6 +262,10 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     if any(arm.exploratory for arm in study.arms.values()):
         remarks += EXPLORATORY
     parts += [remarks.strip(), "## Pass rates", _rates(results), "## Differences", _differences(results)]
+    if results.has_costs:
+        samples = "/".join(dict.fromkeys(str(row["samples"]) for row in rows))
+        parts += ["## Answers, tokens and seconds", COSTS.format(samples=samples, k=study.ks[0]), _costs(results)]
+        parts += [_cost_differences(results)]
     parts += ["## Training", TRAINING, _training(results), "## Arms", f"All: `{' '.join(study.train)}`", _arms(study)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -264,6 +306,31 @@ def _differences(results: Results) -> str:
             rows.append([name, str(len(both)), cells[0], "", "", "", *cells[1:]])
     first, *more = [f"pass@{k}:" for k in study.ks]
     return table(["contrast", "pairs:", first, "detectable:", "p:", "p alone:", *more], rows).strip()
+
+
+def _costs(results: Results) -> str:
+    rows = []
+    for arm, runs in results.by_arm.items():
+        answers, tokens = (float(results.mean(arm, key, list(runs)).mean()) for key in COUNTS)
+        rows.append([_label(results.study, arm), f"{answers:.2f}", f"{tokens:.1f}", f"{results.seconds(arm):.2f}"])
+    return table(["arm", "answers:", "tokens:", "seconds:"], rows).strip()
+
+
+def _cost_differences(results: Results) -> str:
+    rows = []
+    for pair in results.study.contrasts:
+        seeds = results.shared(pair)
+        if seeds:
+            cells = []
+            for key in COUNTS:
+                values = torch.stack([results.mean(arm, key, seeds) for arm in pair], dim=1)
+                margin = f" ± {Block(values).margin():.2f}" if len(seeds) > 1 else ""
+                cells.append(f"{float((values[:, 0] - values[:, 1]).mean()):+.2f}{margin}")
+            seconds = results.seconds(pair[0]) / results.seconds(pair[1])
+            same = results.at_equal_seconds(pair, _difference(results, pair, seeds)[0])
+            rows.append([" - ".join(pair), *cells, f"{seconds:.3f}", _points(same, "+")])
+    first = f"pass@{results.study.ks[0]} at equal seconds:"
+    return table(["contrast", "answers:", "tokens:", "seconds, ratio:", first], rows).strip()
 
 
 def _difference(results: Results, pair: Sequence[str], seeds: Sequence[int]) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 import study
 import torch
 import yaml
+from bench_report import write_report
 from scipy.stats import ttest_rel
 from study import runs_of
 from study_file import Arm, Study
@@ -105,6 +106,34 @@ def test_page_compares_arms_with_shared_seeds(tmp_path: Path):
     assert "| b - a | 1 | +25.0 |  |  |  |" in alone and "p is of" not in alone
     with pytest.raises(SystemExit, match="error: b: with seed 3 it had other problems than other arms"):
         page(facts(read), [*rows[:3], rows[3] | {"problems": [0, 2]}])
+
+
+def test_page_compares_answers_tokens_and_seconds(tmp_path: Path):
+    read = Study.read(written(tmp_path))
+    # In the second half of four steps pass@1 of the samples gains 0.02 a step in b.
+    more = {"reward": [0.1, 0.9, 0.50, 0.52], "seconds": [9.0, 2.0, 9.0, 9.0]}
+    rows = [row(arm, seed, [2, 2], **more, answers=[1, 3], tokens=[40, 80]) for arm in "a" for seed in (1, 3)]
+    less = more | {"seconds": [9.0, 2.5, 9.0, 9.0]}
+    rows.append(row("b", 1, [3, 2], **less, answers=[3, 4], tokens=[40, 40]))
+    rows.append(row("b", 3, [3, 3], **less, answers=[2, 2], tokens=[40, 120]))
+    text = page(facts(read), rows)
+    assert "| a | 2.00 | 15.0 | 2.00 |" in text and "| b | 2.75 | 15.0 | 2.50 |" in text
+    # Answers differ by 1.5 and 0, tokens by -5 and 5; t(1) is 12.7062. b's four steps end after 3.2 in a's time, and
+    # its pass@1 is 12.5 and 25 points above a's.
+    assert f"| b - a | +0.75 ± {12.7062 * 0.75:.2f} | +0.00 ± {12.7062 * 5:.2f} | 1.250 | +17.1 |" in text
+    assert "Seconds:" not in page(facts(read), [*rows[:3], row("b", 3, [3, 3])])
+
+
+def test_records_of_others_join(tmp_path: Path):
+    theirs = Study.read(written(tmp_path, arms={"b": {"overrides": ["experiment=verl_grpo"]}}, contrasts=[]))
+    write_report(tmp_path / "theirs", facts(theirs), [row("b", 1, [3, 3])], lambda *_: "")
+    read = Study.read(written(tmp_path, records=["theirs.jsonl"]))
+    assert list(study.recorded(read, tmp_path / "s")) == [("b", 1)]
+    other = Study.read(written(tmp_path, records=["theirs.jsonl"], train=["rollout.val_kwargs.n=8"]))
+    assert not study.recorded(other, tmp_path / "s"), "their runs were made with other options"
+    missing = Study.read(written(tmp_path, records=["none.jsonl"]))
+    with pytest.raises(SystemExit, match="error: records: .*none.jsonl"):
+        study.recorded(missing, tmp_path / "s")
 
 
 @pytest.mark.parametrize(("file", "seeds"), [("rank_shaping", [0, 1, 2, 3, 4]), ("pretrained", [0, 1, 2, 3])])
