@@ -55,7 +55,9 @@ def test_study_runs_seed_by_seed(tmp_path: Path):
     assert runs[1].options == ["rollout.val_kwargs.n=4", "experiment=verl_grpo", "seed=1"]
 
 
-@pytest.mark.parametrize("file", ["hidden_states", "hidden_states_weights", "pretrained", "rank_shaping", "recipes", "staleness"])
+@pytest.mark.parametrize(
+    "file", ["hidden_states", "hidden_states_weights", "pretrained", "rank_shaping", "recipes", "staleness"]
+)
 def test_shipped_studies_are_read(file: str):
     Study.read(study.ROOT / f"benchmarks/studies/{file}.yaml")
 

@@ -75,7 +75,7 @@ def test_masked_tokens_do_not_shift_whitened_advantages(name):
 def test_aggregations_by_name():
     # Three responses of 2, 2 and 1 tokens in a step of 10 tokens and 4 responses of at most 8 tokens.
     loss, mask = REWARDS[:3], MASK[:3]
-    size = losses.StepSize(num_tokens=10, num_sequences=4, max_length=8)
+    size = losses.BatchSize(num_tokens=10, num_sequences=4, max_length=8)
     results = {name: float(reduce(loss, mask, size)) for name, reduce in losses.LOSS_AGGREGATIONS.items()}
     expected = {"token-mean": 6 / 10, "token-sum": 6.0, "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4}
     assert results == expected | {"seq-mean-token-sum": 6 / 4, "seq-mean-token-sum-norm": 6 / 32}

@@ -14,7 +14,7 @@ from torch import Tensor
 from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from verl.algorithms.advantages.estimators import token_variances
 from verl.algorithms.kl import KL_ESTIMATORS
-from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, value_loss
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, BatchSize, value_loss
 
 PACKAGES = ("verl==0.9.1", "tensordict", "orjson", "pyvers", "codetiming")
 
@@ -64,7 +64,7 @@ def random_batch(seed: int) -> dict[str, Tensor]:
 
 def our_numbers(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same quantities by our functions."""
-    mask, size = batch["mask"], StepSize(int(batch["mask"].sum()), len(batch["mask"]), batch["mask"].shape[1])
+    mask, size = batch["mask"], BatchSize(int(batch["mask"].sum()), len(batch["mask"]), batch["mask"].shape[1])
     inputs, found = (batch["rewards"], mask, batch["groups"]), dict[str, Tensor]()
     options = {
         "gamma": 0.9,

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.models.models_in_worlds import share
 from tests.workers.groups import gradients_of
-from verl.algorithms.losses import LossInputs, StepSize, policy_loss
+from verl.algorithms.losses import BatchSize, LossInputs, policy_loss
 from verl.algorithms.losses.custom import COLUMNS, OLD_STATISTICS, STATISTICS
 from verl.batch import Batch
 from verl.config import PPOConfig
@@ -63,7 +63,7 @@ def of_one_response(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
 def learn(
     config: PPOConfig,
     rows: Batch,
-    size: StepSize,
+    size: BatchSize,
     model: dict[str, Any],
     batching: dict[str, Any],
     on_policy: bool = False,

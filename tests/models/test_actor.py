@@ -7,7 +7,7 @@ import torch
 
 from tests.kit import changed
 from tests.models.models_in_worlds import counts, example
-from verl.algorithms.losses import LOSS_AGGREGATIONS, StepSize
+from verl.algorithms.losses import LOSS_AGGREGATIONS, BatchSize
 from verl.batch.flat import positions_within
 from verl.workers.actor import Actor
 
@@ -28,7 +28,7 @@ def test_logged_policy_loss_is_the_optimised_one(actor_with, mode: str):
     actor, batch = actor_with(loss_agg_mode=mode), example()
     # Every ratio is 1, so the loss of a token is its negative advantage.
     batch.fill(old_logprobs=actor.compute_logprobs(batch).logprobs)
-    size = StepSize(*counts(batch), max_length=9)
+    size = BatchSize(*counts(batch), max_length=9)
     expected = LOSS_AGGREGATIONS[mode](-batch.padded("advantages"), batch.mask, size)
     metrics = actor.update(batch, size.num_tokens, size.num_sequences)
     assert metrics["actor/pg_loss"] == pytest.approx(expected.item(), rel=1e-5)

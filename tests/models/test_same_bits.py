@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.kit import changed
-from verl.algorithms.losses import StepSize
+from verl.algorithms.losses import BatchSize
 from verl.batch import Batch
 from verl.models.learner import deterministic_operations
 from verl.workers.actor import Actor
@@ -49,7 +49,7 @@ def test_gradients_have_the_same_bits(busy_threads, chunk_size: int, small_confi
     batch.fill(learn_mask=mask, old_logprobs=old - 4, advantages=advantages)
 
     def gradient() -> str:
-        loss, _ = actor._loss(batch, StepSize(num_tokens, 32, 40))
+        loss, _ = actor._loss(batch, BatchSize(num_tokens, 32, 40))
         loss.backward()
         hashed = hashlib.sha256()
         for parameter in actor.learner.model.parameters():

@@ -15,7 +15,7 @@ from tests.models import own_losses
 from tests.models.models_in_worlds import counts, example
 from tests.models.worlds import World
 from tests.workers.groups import relative_difference
-from verl.algorithms.losses import StepSize
+from verl.algorithms.losses import BatchSize
 from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.single_controller.roles import PolicyWorkers, inverse
@@ -69,8 +69,8 @@ def configured(config: PPOConfig, options: dict[str, Any]) -> PPOConfig:
     return changed(config, actor=actor, algorithm=algorithm, trainer={"n_gpus_per_node": 4})
 
 
-def sizes(batch: Batch) -> StepSize:
-    return StepSize(*counts(batch), batch.width)
+def sizes(batch: Batch) -> BatchSize:
+    return BatchSize(*counts(batch), batch.width)
 
 
 def learn(

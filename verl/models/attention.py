@@ -237,7 +237,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
         mask = causal_mask(positions, positions, options.window)[:, None] if narrow else None
         q, k, v = (blocks(states, tokens) for states in (query, key, value))
         outputs.append(_attend(q, k, v, mask, options))
-    for (tokens, keys), mask in zip(shared.response_blocks, shared.response_masks(options.window), strict=True):
+    for (tokens, keys), mask in zip(shared.response_blocks, shared.attention_masks(options.window), strict=True):
         outputs.append(_attend(blocks(query, tokens), blocks(key, keys), blocks(value, keys), mask, options))
     flat = [states.transpose(1, 2).flatten(0, 1) for states in outputs]
     return take_tokens(torch.cat(flat), shared.block_index)[None]

@@ -28,16 +28,16 @@ class Learner:
     """Optimizer and learning-rate schedule of a sharded model."""
 
     def __init__(
-        self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool = False, copies: int = 1
+        self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool = False, parallel: int = 1
     ) -> None:
         """Create the optimizer and its schedule.
 
         Args:
             offload: whether to keep the optimizer state in host memory except during its step.
-            copies: number of workers that share a sequence's tokens and therefore compute the same part of the loss.
+            parallel: size of sequence parallelism; so many workers compute the same part of the loss.
         """
         self.model = model
-        self.copies = copies
+        self.sequence_parallel_size = parallel
         self.deterministic = False
         """Whether torch uses deterministic operations in :meth:`step` where it has them."""
         self.not_deterministic = set[str]()
@@ -99,7 +99,7 @@ class Learner:
         names = sorted(totals)
         summed = torch.stack([totals[name] for name in names])
         dist.all_reduce(summed)
-        averages: list[float] = (summed / self.copies).tolist()
+        averages: list[float] = (summed / self.sequence_parallel_size).tolist()
         state = {"grad_norm": grad_norm, "lr": learning_rate, "skipped_updates": float(skipped)}
         return dict(zip(names, averages, strict=True)), state
 

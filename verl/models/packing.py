@@ -186,7 +186,7 @@ class SharedPrompts:
         self.prompt_starts, self.response_starts = starts
         self.longest_prompt = max(1, int(prompt_lengths.max()))
         self.longest_response = max(1, int(response_lengths.max()))
-        self._response_masks: dict[int | None, list[Tensor]] = {}
+        self._attention_masks: dict[int | None, list[Tensor]] = {}
         self._masks = (
             _is_token(prompt_lengths, self.longest_prompt),
             _is_token(response_lengths, self.longest_response),
@@ -239,13 +239,13 @@ class SharedPrompts:
         places[torch.cat([tokens.flatten() for tokens, _ in blocks])[is_token]] = is_token.nonzero().flatten()
         return to_device(places, self.device)
 
-    def response_masks(self, window: int | None) -> list[Tensor]:
+    def attention_masks(self, window: int | None) -> list[Tensor]:
         """Return the mask of each block's responses, [b, 1, Q, P + Q] bool, for a sliding ``window`` or None."""
-        if window not in self._response_masks:  # Layers with equal windows share it.
-            self._response_masks[window] = [self._response_mask(block, window) for block in self._blocks[1]]
-        return self._response_masks[window]
+        if window not in self._attention_masks:  # Layers with equal windows share it.
+            self._attention_masks[window] = [self._attention_mask(block, window) for block in self._blocks[1]]
+        return self._attention_masks[window]
 
-    def _response_mask(self, block: Block, window: int | None) -> Tensor:
+    def _attention_mask(self, block: Block, window: int | None) -> Tensor:
         prompt_of, longest = self._prompt_of[block.rows], self._longest_prompt(block.rows)
         queries = self.prompt_lengths[prompt_of][:, None] + torch.arange(block.longest)
         of_prompts = torch.arange(longest).expand(len(queries), -1)

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from verl.algorithms.kl import kl_loss
-from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, response_mean
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, BatchSize, response_mean
 from verl.algorithms.rollout_correction import loss_weights, rollout_weights
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
@@ -111,7 +111,7 @@ class Actor(Policy):
         self, batch: Batch, cuts: list[Tensor], num_tokens: int, num_sequences: int, scored: list[Batch] | None
     ) -> dict[str, float]:
         """Take one optimizer step; see :meth:`_loss` for ``scored``."""
-        size = StepSize(num_tokens, num_sequences, self.max_response_length)
+        size = BatchSize(num_tokens, num_sequences, self.max_response_length)
         with ExitStack() as stack:
             stack.enter_context(self.parameters.loaded())
             if self.teacher not in (None, self):
@@ -123,7 +123,7 @@ class Actor(Policy):
         return {f"actor/{name}": value for name, value in (means | state).items()}
 
     def _loss(
-        self, micro: Batch, size: StepSize, scored_before: list[Batch] | None = None
+        self, micro: Batch, size: BatchSize, scored_before: list[Batch] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the micro-batch's share of the mini-batch loss, and metric sums over its tokens.
 
@@ -155,7 +155,7 @@ class Actor(Policy):
             policy_loss = POLICY_LOSSES[config.policy_loss]
             per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         else:
-            per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.copies(micro))
+            per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.padding_rows(micro))
         # 3. Weight the loss for the mismatch between policy and engine. With bypass_mode, the old log-probabilities are
         # the engine's.
         if level is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from verl.algorithms.losses import LossInputs, LossNeeds, StepSize
+from verl.algorithms.losses import BatchSize, LossInputs, LossNeeds
 from verl.algorithms.losses.custom import COLUMNS
 from verl.batch import EPISODE, Batch
 from verl.batch.columns import KINDS
@@ -50,7 +50,7 @@ class PolicyLoss:
         """Statistics of the output head other than the entropy."""
         return tuple(name for name in self.needs.statistics if name != "entropy")
 
-    def prepared(self, mini: Batch, size: StepSize) -> Batch:
+    def prepared(self, mini: Batch, size: BatchSize) -> Batch:
         """Return a mini-batch with the columns that the loss prepares, or ``mini`` itself if it prepares none."""
         prepare = self.needs.prepare
         if prepare is None:
@@ -69,7 +69,7 @@ class PolicyLoss:
             prepared.fill(EPISODE if values.dim() == 1 else None, **{name: values})
         return prepared
 
-    def inputs(self, batch: Batch, size: StepSize, scored: Batch | None = None) -> LossInputs:
+    def inputs(self, batch: Batch, size: BatchSize, scored: Batch | None = None) -> LossInputs:
         """Return a batch's inputs for the custom functions.
 
         Args:
@@ -94,7 +94,7 @@ class PolicyLoss:
             **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.fields},
         )
 
-    def copies(self, micro: Batch) -> Tensor | None:
+    def padding_rows(self, micro: Batch) -> Tensor | None:
         """Return a mask of rows that only pad this worker's share, [B] bool, or None if the loss may see them."""
         return micro.group < 0 if self.needs.whole_groups else None
 

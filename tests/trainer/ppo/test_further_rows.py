@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from verl.algorithms.losses import LOSS_AGGREGATIONS, StepSize
+from verl.algorithms.losses import LOSS_AGGREGATIONS, BatchSize
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.trainer.ppo.further_rows import with_further_rows
 from verl.trainer.ppo.updates import mini_batches
@@ -62,7 +62,7 @@ def test_mini_batches_hold_whole_sessions_and_count_them(batch):
 def test_the_loss_is_that_of_a_loop_over_rows(batch, mode):
     rows = with_further_rows(batch, score)
     ((_, num_tokens, num_sequences),) = mini_batches(rows, 3)
-    size = StepSize(num_tokens, num_sequences, 4)
+    size = BatchSize(num_tokens, num_sequences, 4)
     losses = rows.pad(-rows.advantages.double() * rows.response_tokens, 0.0)
     loss = LOSS_AGGREGATIONS[mode](losses, rows.padded("learn_mask"), size)
     expected = 0.0

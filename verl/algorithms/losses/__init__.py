@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from verl.algorithms.losses.aggregate import response_mean, sequence_mean, sequence_sum, token_mean
-from verl.algorithms.losses.custom import LossInputs, LossNeeds, StepSize, policy_loss
+from verl.algorithms.losses.custom import BatchSize, LossInputs, LossNeeds, policy_loss
 from verl.algorithms.losses.per_token import (
     cispo_loss,
     clip_cov_loss,
@@ -41,21 +41,21 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 The options, such as ``clip_low``, come from ``ActorConfig.loss_options``.
 """
 
-LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
+LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, BatchSize], Tensor]] = {
     "token-mean": lambda loss, mask, size: token_mean(loss, mask, size.num_tokens),
     "token-sum": lambda loss, mask, size: token_mean(loss, mask, 1),
     "seq-mean-token-mean": lambda loss, mask, size: sequence_mean(loss, mask, size.num_sequences),
     "seq-mean-token-sum": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences),
     "seq-mean-token-sum-norm": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences, size.max_length),
 }
-"""Name -> f(per_token_loss [B, R], response_mask [B, R], StepSize) -> the micro-batch's share of the loss, a scalar."""
+"""Name -> f(per_token_loss [B, R], response_mask [B, R], BatchSize) -> the micro-batch's share of the loss."""
 
 __all__ = [
     "LOSS_AGGREGATIONS",
     "POLICY_LOSSES",
     "LossInputs",
     "LossNeeds",
-    "StepSize",
+    "BatchSize",
     "policy_loss",
     "ppo_clip_loss",
     "response_mean",

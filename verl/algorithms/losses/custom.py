@@ -26,7 +26,7 @@ OLD_STATISTICS = ("logsumexp", "mean_logprob", "sum_pi_squared")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class StepSize(NamedTuple):
+class BatchSize(NamedTuple):
     """Counts for a whole optimiser step, summed over all micro-batches and ranks."""
 
     num_tokens: int
@@ -144,7 +144,7 @@ class LossInputs:
     """Response tokens, [b, R] int64."""
     entropy: Tensor
     """Entropy of the current policy, [b, R] float32."""
-    size: StepSize
+    size: BatchSize
     """Counts for the whole mini-batch."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     """Requested statistics of the softmax at the sampling temperature. [b, R] float32: ``logsumexp`` of the logits,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from verl.algorithms.losses import StepSize
+from verl.algorithms.losses import BatchSize
 from verl.algorithms.rollout_correction import mean_rollout_weight, rejection_mask
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
@@ -74,7 +74,7 @@ class Updates:
 
         def update(mini: Batch, num_tokens: int, num_sequences: int) -> Metrics:
             nonlocal num_later
-            mini = self.loss.prepared(mini, StepSize(num_tokens, num_sequences, max_length))
+            mini = self.loss.prepared(mini, BatchSize(num_tokens, num_sequences, max_length))
             if not num_later:
                 return self.policy.run_update("actor.update", mini, num_tokens, num_sequences)
             num_later = 0
