@@ -163,6 +163,8 @@ def test_partial_scores_that_count_as_right_are_noted():
         return [Verdict(s > 0 if right is None else right, False, reason, score=s) for s in scores]
 
     assert partial_scores_note(verdicts(0.01, 0.01, 1.0)).startswith("note: 2 of 3 scores of custom reward functions")
+    games = verdicts(0.01, 0.01, 1.0, reason="environment")
+    assert partial_scores_note(games).startswith("note: 2 of 3 scores of environments lie between 0 and 1")
     for others in (verdicts(0.01, 1.0), verdicts(0.01, 0.5, right=False), verdicts(0.1, 0.2, reason="exact"), []):
         assert partial_scores_note(others) == ""
 

@@ -211,20 +211,26 @@ def _type_name(value: Any) -> str:
     return f"<{type(value).__name__}>"
 
 
-def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
-    """Return a note if custom functions give most responses a part of the score and all of these count as right.
+PARTIAL = {
+    "custom": "custom reward functions lie between 0 and 1, and all count as right; return a dict with score and acc "
+    "to say which responses are (docs/rewards.md)",
+    "environment": "environments lie between 0 and 1, and all count as right, as those above 0 do",
+}
+"""End of the note about partial scores, by the reason of a verdict."""
 
-    So it is where a function returns a share, such as the 0.01 that some tasks give any text, without ``acc``. The
-    result is empty otherwise.
+
+def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
+    """Return a note if most responses get a part of the score and all of these count as right.
+
+    So it is where a custom function or an environment returns a share, such as the 0.01 that some tasks give any text,
+    without ``acc``. The result is empty otherwise.
     """
-    custom = [verdict for verdict in verdicts if verdict.reason == "custom"]
-    parts = [verdict for verdict in custom if verdict.score is not None and 0 < verdict.score < 1]
-    if len(parts) <= len(custom) / 2 or not all(verdict.correct for verdict in parts):
-        return ""
-    return (
-        f"note: {len(parts)} of {len(custom)} scores of custom reward functions lie between 0 and 1, and all count as "
-        "right; return a dict with score and acc to say which responses are (docs/rewards.md)"
-    )
+    for reason, end in PARTIAL.items():
+        alike = [verdict for verdict in verdicts if verdict.reason == reason]
+        parts = [verdict for verdict in alike if verdict.score is not None and 0 < verdict.score < 1]
+        if len(parts) > len(alike) / 2 and all(verdict.correct for verdict in parts):
+            return f"note: {len(parts)} of {len(alike)} scores of {end}"
+    return ""
 
 
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:

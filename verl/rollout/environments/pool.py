@@ -381,8 +381,8 @@ def scorer(environment: Any) -> str:
     """Return the user's code that determines what ``step`` returns, for messages, as most adaptors inherit ``step``."""
     if isinstance(environment, LiveEnvironment):
         return f": get_reward(){definition(getattr(environment.made, 'get_reward', environment.made))}"
-    written = environment.step.__module__ == type(environment).__module__
-    return f": step(state, turn){definition(environment.step if written else type(environment))}"
+    made = type(environment)
+    return f": step(state, turn){definition(environment.step if 'step' in vars(made) else made)}"
 
 
 def _flag(done: Any, where: str) -> bool:

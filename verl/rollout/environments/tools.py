@@ -143,7 +143,7 @@ def checked_schema(schema: Any, where: str) -> dict[str, Any]:
     if isinstance(function, dict) and isinstance(function.get("name"), str):
         parameters = function.get("parameters") or {}
         if isinstance(parameters, dict) and isinstance(parameters.get("properties") or {}, dict):
-            return schema
+            return dict(schema)
     raise ConfigError(f"{where}: {schema!r:.200}; expected functions, or schemas in OpenAI's form")
 
 

@@ -89,7 +89,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
     install_stubs(Path(path))
     for name, config, schema in entries:
         made = load_code(tool_import_path(name, Path(path)), FIELD)
-        if "ray" in vars(sys.modules[made.__module__]):
+        if "ray" in vars(inspect.getmodule(made) or made):
             raise ConfigError(f"{where}: {name} uses Ray, which the processes of tools lack; write it without actors")
         with user_code(f"{where}: making {name}"):
             tool = made(config=config, tool_schema=None if schema is None else _as_object(schema))
