@@ -1,7 +1,7 @@
 """Scores stored samples with a reward model and saves the scores next to the samples.
 
-The first line of ``reward_model.jsonl`` holds the settings that the scores depend on. Each later line contains a score
-and the digest of its response.
+The first line of ``reward_model.jsonl`` contains the settings that the scores depend on. Each later line contains a
+score and the digest of its response.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from verl.single_controller.roles import ModelWorkers
 SCORES_FILE = "reward_model.jsonl"
 
 BATCH_SIZE = 256
-"""Number of responses to score before their scores are written."""
+"""Number of responses that are scored and written at a time."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def score_by_reward_model(
 
 
 def with_scores(result: TaskResult, scores: Mapping[SampleKey, float]) -> TaskResult:
-    """Return ``result`` with ``scores`` attached to its samples; samples that were not generated have no score."""
+    """Return ``result`` with ``scores`` attached to its samples. Samples that were not generated have no score."""
     problems = [
         replace(problem, samples=[replace(s, score=scores.get((i, j))) for j, s in enumerate(problem.samples)])
         for i, problem in enumerate(result.problems)

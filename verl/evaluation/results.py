@@ -19,7 +19,7 @@ RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
 ENVIRONMENT = "environment/"
-"""Prefix of the columns and figures of conversations: ``environment/reward``, ``environment/turns``, and counts."""
+"""Prefix of columns and statistics for conversations: ``environment/reward``, ``environment/turns``, and counts."""
 
 PROMPT_TOO_LONG = "prompt_too_long"
 """Reason code of samples that were not generated because the prompt is too long for the model; they count as wrong."""
@@ -67,7 +67,7 @@ class ScoredSample:
     environment: Mapping[str, float] = field(default_factory=dict)
     """Sum of the environment's rewards, number of turns and counts by name, or empty for a single turn."""
     score: float | None = None
-    """Reward model score, or None if the sample was not scored by one."""
+    """Reward model score, or None if no reward model scored the sample."""
 
 
 @dataclass(frozen=True)

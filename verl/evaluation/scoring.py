@@ -28,13 +28,13 @@ from verl_pages.sample_files import shown_truth
 VERDICTS_FILE = "verdicts.jsonl"
 
 BATCH_SIZE = 1024
-"""Number of samples to score before their verdicts are written."""
+"""Number of samples that are scored and written at a time."""
 
 LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 """Libraries that verifiers use to compare answers."""
 
 KEPT_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
-"""Verifier reasons kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
+"""Verifier reasons that are kept as reason codes. Any other reason for a wrong answer becomes ``wrong``."""
 
 NOT_GENERATED = ScoredSample("", 0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG)
 """Placeholder sample for a problem whose prompt is too long for the model."""
@@ -68,7 +68,7 @@ def score_samples(
 ) -> TaskResult:
     """Return the result of a task whose samples are complete, computing missing and outdated verdicts.
 
-    If no verifier scores the responses (``scored``), those whose environment gave positive rewards are correct.
+    If ``scored`` is False, no verifier runs, and responses with a positive environment reward are correct.
 
     Raises:
         ConfigError: :func:`score_batches` failed, or a line of the verdict file is damaged.

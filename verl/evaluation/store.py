@@ -1,6 +1,6 @@
 """On-disk sample store, written incrementally so that an interrupted evaluation can resume.
 
-A folder holds the samples of one model on one benchmark at one temperature::
+A folder contains the samples of one model on one benchmark at one temperature::
 
     generation.json    the settings that the samples depend on, and a digest of every prompt
     samples.jsonl      one line per sample
@@ -101,7 +101,7 @@ class RecordFile(Generic[RecordT]):
     Args:
         path: File path; the file is created if missing.
         kind: Dataclass of the records. Fields with a default factory are optional and not written if empty.
-        settings: Settings that the records depend on, stored in the first line, or None for no such line. A file with
+        settings: Settings that the records depend on, stored in the first line, or None to omit this line. A file with
             different settings is emptied.
 
     Raises:

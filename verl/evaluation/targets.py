@@ -26,7 +26,7 @@ PROMPTING: dict[str, tuple[str, Any]] = {
     "stop": ("rollout", []),
     "stop_token_ids": ("rollout", []),
 }
-"""Options of a target that a run determines: name -> the group that has it in the run's config, and its default."""
+"""Target options that are inherited from a run: name -> its group in the run's config, and its default."""
 
 MAX_FOLDER_NAME = 100
 """Maximum length in characters of a result folder's name."""
@@ -47,7 +47,7 @@ class Target:
     chat_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Extra arguments for the tokenizer's chat template."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response, in addition to those of the template."""
+    """Strings that end a response, in addition to the template's stop strings."""
     stop_token_ids: tuple[int, ...] = ()
     folder: str = field(default="", compare=False)
     """Run's folder, or empty for a standalone model."""
@@ -79,7 +79,7 @@ def select_targets(config: EvaluationConfig, display: RunDisplay) -> tuple[list[
 
 
 def newest_run(runs_dir: Path, base: str | None) -> Path | None:
-    """Return the run under ``runs_dir`` with the newest checkpoint, of those trained from ``base`` if it is given."""
+    """Return the run with the newest checkpoint in ``runs_dir``, among runs trained from ``base`` if it is set."""
     runs = []
     for parent, folders, files in os.walk(runs_dir):
         if POINTER in files:
@@ -143,7 +143,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay)
 
 
 def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
-    """Return the options in ``PROMPTING`` that ``entry`` leaves unset and the run's config has.
+    """Return the ``PROMPTING`` options that ``entry`` leaves unset and the run's config sets.
 
     Raises:
         ConfigError: The run's config has an invalid value.
@@ -160,7 +160,7 @@ def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
 
 
 def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = "") -> Target:
-    """Return the model as a target that is prompted as ``entry`` says, or else by default."""
+    """Return the model as a target, with prompting options from ``entry`` or their defaults."""
     values = (default if (value := getattr(entry, name)) is None else value for name, (_, default) in PROMPTING.items())
     template, arguments, length, stop, stop_token_ids = values
     return Target(run, step, model, template, length, arguments, tuple(stop), tuple(stop_token_ids), folder)
@@ -207,7 +207,7 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _run_text(root: Path, group: str, option: str) -> str:
-    """Like :func:`_run_option`, but return an empty string if the option cannot be a path or a name."""
+    """Read an option like :func:`_run_option`, but return an empty string if it cannot be a path or a name."""
     value = _run_option(root, group, option)
     return value if isinstance(value, str) and "\0" not in value else ""
 

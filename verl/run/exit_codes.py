@@ -92,8 +92,8 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         terminated = True
         raise SystemExit(code)
 
-    # Slurm sends SIGUSR1 to every process of a job. It would end Python's tracker of shared memory, which inherits this
-    # mask, and the processes that use it would print tracebacks.
+    # Slurm sends SIGUSR1 to every process of a job. Python's shared memory tracker inherits this mask. Otherwise, the
+    # signal would end it, and the processes that use it would print tracebacks.
     with signals_blocked(signal.SIGUSR1):
         resource_tracker.ensure_running()
     for number in SIGNALS if requeue else (signal.SIGTERM,):

@@ -56,7 +56,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _resolve_model(model: Any) -> Any:
-    """Return the model config with the path of a shipped model, or of a run's newest one."""
+    """Return the model config with the path of a shipped model, or of a run's newest model."""
     return replace(model, path=find_model(model.path))
 
 
@@ -133,7 +133,7 @@ def require_model(field: str, path: str) -> None:
 
 
 def _refuse_unmerged(field: str, folder: Path) -> None:
-    """Raise a ``ConfigError`` that locates the model if ``path`` is a checkpoint folder without a model."""
+    """Raise a ``ConfigError`` that locates the model if ``folder`` is a checkpoint folder without a model."""
     if any(folder.glob("*.safetensors")):
         return
     for part in (folder.parent, folder, folder / "actor"):

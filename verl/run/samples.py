@@ -20,7 +20,7 @@ Split = Literal["train", "val"]
 
 
 class SampleStore:
-    """A context manager that writes samples while training continues, and on exit waits until all are written.
+    """A context manager that writes samples in the background and waits for all writes on exit.
 
     If the disk is full or fails, the store prints one warning and writes no more samples, but the run continues.
 
@@ -83,7 +83,8 @@ class SampleStore:
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
     """Yield files to remove until the rest takes up at most ``limit`` bytes, but never the newest file.
 
-    Training files go before validation files. Of each kind, every other file is removed, oldest first, repeatedly.
+    Training files are removed before validation files. Within each kind, every other file is removed, oldest first,
+    until enough files are gone.
     """
     total = sum(sizes.values())
     left = sorted(sizes)[:-1]

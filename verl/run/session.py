@@ -126,7 +126,7 @@ class RaySession(ExitStack):
 
         Raises:
             WorkerError: If a worker fails to start.
-            ConfigError: If machines are missing or lack something; the message has one line for each.
+            ConfigError: If machines are missing or lack a requirement; the message has one line for each.
         """
         self.start_ray(supervision.say_stage if supervision else lambda stage: None)
         place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
@@ -193,7 +193,7 @@ class TrainingRun(RaySession):
     ) -> Resumption | None:
         """Return the checkpoint to resume from, checked by :func:`check_resumable` and :func:`check_unchanged`.
 
-        None means to start from scratch.
+        Returns None if the run starts from scratch.
         """
         self.resumption, self.digests = find_resumption(self.config, self.display.say), digests
         if self.resumption is not None:

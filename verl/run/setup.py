@@ -47,7 +47,7 @@ class TrainingSetup:
         checks: Additional checks by the trainer, which raise ``ConfigError`` if it does not support the config.
 
     Raises:
-        ConfigError: If the config does not fit the data or the machine, or code that it names cannot be used.
+        ConfigError: If the config does not fit the data or the machine, or custom code cannot be used.
     """
 
     def __init__(self, config: PPOConfig, checks: Sequence[Callable[[PPOConfig], object]] = ()) -> None:
@@ -116,9 +116,9 @@ class TrainingSetup:
         check_token_metrics(config.calculator.token_metrics)
         kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
         self.teacher_server = self._teacher_server()
-        """Teacher at an address of its own, or None."""
+        """Client of an external teacher server, or None."""
         self.teacher_prompts = self._teacher_prompts()
-        """Prompts of the teacher, or None if it reads the policy's."""
+        """Prompts of the teacher, or None if the teacher uses the policy's prompts."""
         # 6. Steps.
         check_profile_steps(trainer.profile_steps, self.steps)
         if trainer.critic_warmup >= self.steps:
@@ -203,7 +203,7 @@ class TrainingSetup:
 
 
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
-    """Call each data source's custom function on the source's first record, as training will.
+    """Call each data source's custom function on the source's first record, as in training.
 
     The response is empty in one call and the ground truth in another. Returns a warning for each call that exceeded a
     limit.

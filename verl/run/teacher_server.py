@@ -1,6 +1,6 @@
-"""Asks a teacher at an address of its own for the log-probabilities of the policy's responses.
+"""Client of an external teacher server, which returns the log-probabilities of the policy's responses.
 
-The server is vLLM's (``vllm serve``), or another whose ``/v1/completions`` takes token ids and ``prompt_logprobs``.
+The server is ``vllm serve``, or any server whose ``/v1/completions`` accepts token ids and ``prompt_logprobs``.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from verl.config.teacher import TeacherServerConfig
 from verl.utils.portable import printable
 
 KEY = "OPENAI_API_KEY"
-"""Environment variable with the server's key, if it needs one; the key appears in no message."""
+"""Environment variable with the server's API key, if it requires one. Messages never contain the key."""
 
 FIELD = "teacher.server.address"
 
 MAX_BYTES = 1 << 20
 BYTES_PER_TOKEN = 1 << 10
-"""Maximum size of an answer: a constant part, and a part per token of the request."""
+"""Maximum size of a server response in bytes: a constant part, and a part per token of the request."""
 
 MAX_TEXTS = 100
 """Maximum number of texts on which the tokenizers of policy and server are compared."""
@@ -45,20 +45,20 @@ TEXTS = (
     *("Stra\u00dfe na\u00efve caf\u00e9", "\u4eca\u5929\u5929\u6c14", "\u041f\u0440\u0438\u0432\u0435\u0442"),
     *("\u0645\u0631\u062d\u0628\u0627", "\U0001f600\U0001f44d\U0001f3fd", "e\u0301\u200b|"),
 )
-"""Texts of many kinds to compare tokenizers on, before those of the run."""
+"""Various texts on which tokenizers are compared, followed by texts of the run."""
 
 LOWEST = -1e30
-"""Lowest log-probability to take for one, which float32 holds."""
+"""Lower bound of valid log-probabilities, which float32 can represent."""
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the first repetition of a request; each further pause is twice as long."""
+"""Seconds before the first retry of a request. Each further pause is twice as long."""
 
 REPEATED = (408, 429, 500, 502, 503, 504)
-"""HTTP statuses after which a request is repeated."""
+"""HTTP status codes after which a request is retried."""
 
 
 class ServerError(Exception):
-    """Raised if the server does not answer, or not as it should.
+    """Raised if the server does not answer or its answer is invalid.
 
     Args:
         again: Whether the same request may succeed later.
@@ -70,22 +70,22 @@ class ServerError(Exception):
 
 
 class TeacherServer:
-    """A teacher behind ``options.address``, checked when it is created.
+    """Client of the teacher at ``options.address``, which is checked on construction.
 
     Args:
         tokenizer: The policy's tokenizer.
-        texts: Texts of the run, on which, as on ``TEXTS``, the server's tokenizer must agree with it.
+        texts: Texts of the run. The server must tokenise these and ``TEXTS`` like ``tokenizer``.
 
     Raises:
-        ConfigError: If the server does not answer, has several models and none is chosen, has another tokenizer, or
-            does not return the log-probabilities of a prompt.
+        ConfigError: If the server does not answer, serves several models of which none is chosen, uses a different
+            tokenizer, or does not return the log-probabilities of a prompt.
     """
 
     def __init__(self, options: TeacherServerConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
         self.options = options
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
-        """Maximum number of tokens of a prompt with its response, or None if unknown."""
+        """The server's ``max_model_len``, which a prompt with its response must not reach, or None if unknown."""
         self.note = ""
         """Warning that the tokenizers could not be compared, or an empty string."""
         try:
@@ -97,7 +97,7 @@ class TeacherServer:
         """Return the teacher's log-probability of each response token of ``batch``, [M] float32, in nats.
 
         Raises:
-            ConfigError: If a row is longer than the server reads.
+            ConfigError: If a row reaches the server's ``limit``.
             MachineError: If a request fails ``max_retries + 1`` times.
         """
         rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
@@ -127,7 +127,7 @@ class TeacherServer:
             return await asyncio.gather(*map(score, rows))
 
     async def _score(self, session: aiohttp.ClientSession, row: list[int]) -> list[float]:
-        """Return the log-probability of each token of ``row``, which is 0 for the first."""
+        """Return the log-probability of each token of ``row``, and 0 for its first token."""
         # vLLM generates at least one token, which is not read; prompt_logprobs=0 asks for the prompt's tokens alone.
         body = {"model": self.options.model, "prompt": row, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
         answer = await self._ask(session, "POST", f"{self._url}/completions", body, len(row))
@@ -145,7 +145,7 @@ class TeacherServer:
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, num_tokens: int = 0
     ) -> Any:
-        """Return the JSON value of an answer, after up to ``max_retries`` repetitions."""
+        """Send a request with up to ``max_retries`` retries, and return the JSON value of the answer."""
         pause = FIRST_PAUSE_S
         for left in reversed(range(self.options.max_retries + 1)):
             try:
@@ -214,7 +214,7 @@ class TeacherServer:
     async def _compare_tokenizers(
         self, session: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
     ) -> None:
-        """Raise ``ServerError`` if the server makes other tokens of a text than the policy's tokenizer."""
+        """Raise ``ServerError`` if the server tokenises a text differently from the policy's tokenizer."""
         url = f"{self._url.removesuffix('/v1')}/tokenize"
         for text in texts:
             body = {"model": self.options.model, "prompt": text, "add_special_tokens": False}

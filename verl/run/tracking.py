@@ -65,7 +65,7 @@ class Tracker:
         self._backends = [jsonl_backend(folder / METRICS), *opened]
 
     def add(self, backend: Backend) -> None:
-        """Add a backend, which records after the others."""
+        """Add a backend that records after the existing ones."""
         self._backends.append(backend)
 
     def log(self, step: int, metrics: Metrics) -> None:

@@ -15,10 +15,10 @@ from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
-"""Maximum length of answers to compare algebraically; longer ones are compared only as text."""
+"""Maximum length of answers to compare algebraically; longer answers are compared only as text."""
 
 MAX_RAW_CHARS = 2000
-"""Maximum length of such answers before normalisation, since algebra parses the original text."""
+"""Maximum length before normalisation of answers to compare algebraically. Algebra parses the original text."""
 
 TAIL_CHARS = 4096
 """Number of characters at the end of a response that are searched for an unboxed answer."""
@@ -70,7 +70,7 @@ def after_thinking(text: str) -> str:
 
 
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
-    """Return a response's answer, or None if there is none, and whether the answer was in a box.
+    """Return a response's answer (None if absent) and whether it was in a box.
 
     The answer is the first of these that exists: the last box; the number after the last ``####``; the rest of the
     sentence after the last "answer is" (or "answer:", 答案是); the last number. Boxes and numbers include context that
@@ -200,7 +200,7 @@ def vote_key(answer: str) -> Hashable:
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:
-    """Whether answer and ground truth are equal as text or as plain numbers, or None if undecided.
+    """Return whether answer and ground truth are equal as text or as plain numbers, or None if undecided.
 
     Integers must match exactly. If either number has a fractional part, the tolerance is 1e-6 times the ground truth's
     magnitude, but at most 1e-6.

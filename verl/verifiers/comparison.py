@@ -33,7 +33,7 @@ Allows = Callable[[Decimal, Decimal], bool]
 
 
 def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
-    """Whether parsed expressions agree as numbers; True if they cannot be evaluated.
+    """Return whether parsed expressions agree numerically, or True if they cannot be evaluated.
 
     ``allows`` is the problem's tolerance; see :func:`verl.verifiers.algebra.compare_latex`.
     """
@@ -49,7 +49,7 @@ def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
 
 
 def _match(left: Sequence[Any], right: Sequence[Any], allows: Allows | None) -> bool:
-    """Whether the entries agree in some order."""
+    """Return whether the entries agree in some order."""
     unmatched = list(left)
     for entry in right:
         index = next((i for i, other in enumerate(unmatched) if agree(other, entry, allows)), None)
@@ -71,7 +71,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether the value is a scalar expression."""
+    """Return whether the value is a scalar expression."""
     return isinstance(value, Expr) and not isinstance(value, MatrixBase)
 
 
@@ -94,7 +94,7 @@ def _right_side(value: Any, other: Any) -> Any:
 
 
 def numbers_agree(ours: Expr, theirs: Expr, allows: Allows | None = None) -> bool:
-    """Whether scalar expressions have the same numerical value when variables are set to ``PRIMES``."""
+    """Return whether scalar expressions have the same numerical value when variables are set to ``PRIMES``."""
     if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
         return True  # math-verify compares names as text.
     decimal = ours.has(Float) or theirs.has(Float)

@@ -19,7 +19,7 @@ from verl.verifiers.lexicon import plain_number
 from verl.verifiers.verdict import Info, Verdict
 
 MAX_CHARS = 400
-"""Maximum length of an expression; longer ones count as wrong. Four numbers need about twenty characters."""
+"""Maximum length of an expression; longer expressions count as wrong. Four numbers need about twenty characters."""
 
 MAX_NUMBERS = 32
 """Maximum count of numbers in a problem."""
@@ -95,7 +95,7 @@ def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, 
 
 
 def uses(tokens: Iterable[str], numbers: list[int]) -> bool:
-    """Whether the numbers among ``tokens`` are ``numbers``, each exactly once."""
+    """Return whether ``tokens`` contain each of ``numbers`` exactly once and no other number."""
     used = [token for token in tokens if token.isdigit()]
     short = [int(token) for token in used if len(token) <= len(str(MAX_NUMBER))]
     return Counter(short) == Counter(numbers) and len(used) == len(numbers)
@@ -152,7 +152,7 @@ def tokenise(expression: str) -> list[str] | None:
 
 
 def _is_product(before: str, token: str) -> bool:
-    """Whether multiplication is implied between two tokens, as in 4(6), (4)(6) and (4)6."""
+    """Return whether multiplication is implied between two tokens, as in 4(6), (4)(6) and (4)6."""
     return (before[-1].isdigit() and token == "(") or (before == ")" and (token == "(" or token.isdigit()))
 
 

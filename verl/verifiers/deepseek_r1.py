@@ -15,8 +15,9 @@ def verify_deepseek_r1(
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
     The answer is taken from the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"),
-    else all of it. It is compared as mathematics even if the response is malformed. ``boxed`` is true for well-formed
-    responses. With ``mode=independent``, a correct answer scores 1, or 0.5 if malformed; a wrong one, -0.5 or -1.
+    else its whole content. It is compared as mathematics even if the response is malformed. ``boxed`` is true for
+    well-formed responses. With ``mode=independent``, a correct answer scores 1 (0.5 if malformed), and a wrong one -0.5
+    (-1 if malformed).
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
@@ -26,7 +27,7 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Whether a response consists only of a thought and a non-empty answer, in tags and separated by whitespace.
+    """Return whether a response is only a thought and a non-empty answer, in tags and separated by whitespace.
 
     The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """

@@ -48,7 +48,7 @@ MAX_NAME = 200
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text``, the left side of an equation, is the name of a value.
+    """Return whether ``text``, the left side of an equation, is the name of a value.
 
     Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
     (``f(2)``, ``P(A)``), words (``total cost``), and tuples of symbols (``(x, y)``).
@@ -69,7 +69,7 @@ def is_name(text: str) -> bool:
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether ``text`` starts with a bracket that is closed by the last character."""
+    """Return whether ``text`` starts with a bracket that is closed by the last character."""
     depth = 0
     for position, symbol in enumerate(text):
         depth += (symbol in "([{") - (symbol in ")]}")
@@ -129,7 +129,7 @@ def last_equation(text: str, end: int) -> str | None:
 
 
 def leaves_open(text: str, chain: str) -> bool:
-    """Whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
+    """Return whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
 
     In "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", the number is the answer.
     """

@@ -55,7 +55,7 @@ _HUNDREDTHS = re.compile(
     r"\s{0,3}(?:\\text\s?\{\s?)?(?:¢|\\cent|\\?%|(?:cents?|penn(?:y|ies)|percent)(?![A-Za-z]))",
     re.IGNORECASE,
 )
-"""Cents, with dollars before them or not, or percent."""
+"""A percentage, or a number of cents that dollars may precede."""
 
 _CENTS_IN_WORDS = re.compile(r"(?:[a-z]{1,9}[ -]){1,9}(?:cents?|penn(?:y|ies))(?![A-Za-z])", re.IGNORECASE)
 _CONVERTED = re.compile(r"([^()]{1,60})\(([^()]{1,60})\)")
@@ -67,8 +67,8 @@ _QUOTED = re.compile("[\"'“”‘’]{1,2}[^\"'“”‘’]{1,99}[\"'“”�
 def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
-    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. It may
-    be in words ("twelve"), and cents or percent count as hundredths, too.
+    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. The
+    number may be in words ("twelve"). Cents and percent may also be read as hundredths.
     """
     verdict = _verify(solution, ground_truth, quick)
     tail = _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution[-TAIL_CHARS:])
@@ -82,8 +82,8 @@ def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quic
 
 
 def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """Extract the answer, with digits in place of words."""
-    # Behind a box outside of mathematics, "!" is no factorial here.
+    """Extract the answer and convert numbers in words to digits."""
+    # A "!" after a box outside of mathematics is punctuation rather than a factorial.
     solution = re.sub(r"\}!(?!\s?(?:\$|\\[)\]]))", "}", solution)
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     start = solution.rfind("####") + 4
@@ -175,7 +175,7 @@ def _plain(sign: str) -> str:
 
 
 def _keeps_variable(after: str) -> bool:
-    """Whether a factor follows the number, as in ``18x`` and ``18k``, but not in ``18 m`` and ``18 a day``."""
+    """Return whether a factor follows the number, as in ``18x`` and ``18k``, but not in ``18 m`` and ``18 a day``."""
     after = re.sub("(?<![A-Za-z])L(?![A-Za-z])", "l", after)
     words = _LETTERS.findall(after)
     if any(len(word) == 1 and word not in {"a", "A", *SHORT_UNITS} for word in words):

@@ -45,7 +45,7 @@ _SIZES: dict[str, str] = WORDS["sizes"]
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Whether one or two letters after a number are a unit. For names in ``SHORT_UNITS``, the result is ``short``."""
+    """Return whether one or two letters after a number are a unit. Names in ``SHORT_UNITS`` are units if ``short``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS
@@ -214,7 +214,7 @@ _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789"
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """Return the units after numbers or in ``\\text{}``, one per listed answer; empty if any word is unknown."""
+    """Return the units after numbers or in ``\text{}``, one per listed answer, or an empty set if a word is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -248,7 +248,7 @@ Unit = tuple[tuple[str, int], ...]
 
 
 def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
-    """Return the size of a unit, and the powers of the base units that it is a multiple of."""
+    """Return a unit's size in base units and the powers of these base units."""
     size, base = Fraction(1), Counter[str]()
     for name, power in unit:
         prefixed = f"{_PREFIXES[name[0]]} {name[1:]}" if name[0] in _PREFIXES and name[1:] in _PREFIXED else ""
@@ -260,9 +260,10 @@ def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
 
 
 def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
-    """Return unified ``text`` as an expression in base units, with their powers, and its units, or None if it has none.
+    """Convert unified ``text`` to an expression in base units, or return None if it has no units.
 
-    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``.
+    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. Also return the base units' powers and the units
+    found.
     """
     terms: list[str] = []
     units: list[Unit] = []

@@ -103,7 +103,7 @@ OR = "or"
 """Marker added to the letters of an answer that does not commit to one choice."""
 
 WORDS = "AI"
-"""Letters that are also English words. Without brackets, they count only at the end of a sentence."""
+"""Letters that are also English words. Without brackets, they are options only at the end of a sentence."""
 
 
 def verify_multiple_choice(
@@ -153,8 +153,8 @@ def verify_multiple_choice(
 def read_options(options: Any) -> dict[str, str]:
     """Return the text of each option by letter, in order, or an empty mapping if there are no options.
 
-    ``options`` is a mapping, a list of texts, or a single text with labels in order (``A) 5``, ``(A) 5``, ``A. 5``).
-    Labels in a list are removed if all texts have one.
+    ``options`` is a mapping, a list of strings, or a single string with labels in order (``A) 5``, ``(A) 5``, ``A.
+    5``). Labels in a list are removed if every string has one.
     """
     if isinstance(options, Mapping):
         return {str(letter): str(text) for letter, text in options.items() if text is not None}
@@ -207,7 +207,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options whose text equals ``text``; none if ``text`` exceeds ``TAIL_CHARS`` characters."""
+    """Return the options whose text equals ``text``, or an empty set if it is longer than ``TAIL_CHARS``."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
@@ -219,7 +219,7 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
-    """Return the answer in a response without a box, or None, and the options that it names."""
+    """Return the answer in a response without a box (None if absent) and the options that it names."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
     statements = [
         _first_sentence(tail[match.end() :])

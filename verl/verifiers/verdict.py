@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Info = Mapping[str, Any] | None
-"""A record's ``extra_info``, if it has one."""
+"""A record's ``extra_info``, or None."""
 
 
 @dataclass(frozen=True)

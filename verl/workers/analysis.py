@@ -1,4 +1,4 @@
-"""Analysis worker: a policy that reads finished responses and computes the metrics that need its internal states.
+"""Analysis worker: a policy that runs on finished responses and computes metrics that need its internal states.
 
 Hidden states and distributions over the vocabulary stay in the worker; only a few numbers per response are returned.
 """
@@ -34,10 +34,11 @@ class AnalysisWorker:
         self.layer = layer
 
     def measure(self, shares: list[list[PromptResponses]], temperature: float) -> list[MeasuredPrompt]:
-        """Read the responses to this worker's prompts and return their metrics.
+        """Run the policy on the responses to this worker's prompts and return their metrics.
 
         Args:
-            shares: Prompts of each worker. All workers must have equally many prompts and responses per prompt.
+            shares: Prompts of each worker. All workers must have the same number of prompts and of responses per
+            prompt.
             temperature: Softmax temperature for log-probabilities and entropies.
         """
         prompts = shares[self.rank]
@@ -47,7 +48,7 @@ class AnalysisWorker:
         num_read = 0
 
         def measure(states: list[Tensor], _: Batch) -> Batch:
-            """Measure responses as they are read, and also stack the states of each prompt's responses."""
+            """Measure responses as they are processed, and also stack the states of each prompt's responses."""
             nonlocal stack, num_read
             for response in states:
                 stack.add(response)
@@ -57,7 +58,7 @@ class AnalysisWorker:
                     stack = StackedResponses(self.calculator.config)
             return self.calculator.measure(states)
 
-        # All responses, with those to the same prompt adjacent.
+        # All responses, grouped by prompt.
         pairs = [(prompt.prompt_ids, tokens) for prompt in prompts for tokens in prompt.token_ids]
         batch = Batch.of([prompt for prompt, _ in pairs], [tokens for _, tokens in pairs])
         scored = self.policy.compute_logprobs(batch, self.calculator.config.layers, measure)
@@ -81,7 +82,7 @@ class AnalysisWorker:
 
 
 def _course(response: Batch, layer: int) -> PrefixMetrics:
-    """Return the rank metrics of a response's prefixes, and the means over tokens since the previous prefix."""
+    """Return the rank metrics of a response's prefixes, and mean token statistics since the previous prefix."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()

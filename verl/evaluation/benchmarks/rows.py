@@ -75,7 +75,7 @@ class Benchmark:
     home: str = ""
     """Alternative source of ``<name>/test.jsonl`` for benchmarks that are not on the hub."""
     fields: Mapping[str, str] | None = None
-    """Maps our fields (``FIELD_NAMES``) to the benchmark's, or None to recognise all fields by name."""
+    """Mapping from our fields (``FIELD_NAMES``) to the benchmark's fields, or None to recognise all fields by name."""
     verifier: str = OPEN
     """Data source, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are scored
     by ``multiple_choice`` regardless of this field."""
@@ -114,7 +114,7 @@ class Problem:
     messages: Sequence[Mapping[str, Any]] = ()
     """Chat to respond to instead of the question, or empty."""
     state: str = ""
-    """State in which its environment begins, as in :class:`PromptRecord`."""
+    """Initial state of the problem's environment, as in :class:`PromptRecord`."""
 
     def record(self, number: int, input_ids: Sequence[int] = (), opens_thought: bool = False) -> PromptRecord:
         """Return the record that environments receive, with the problem's ``number`` and prompt tokens."""
@@ -126,7 +126,7 @@ class Problem:
 def recognise_fields(
     rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str, scored: bool = True
 ) -> dict[str, list[str]]:
-    """Map each of our fields to the matching field names in the rows, in order of precedence; ``mapping`` overrides.
+    """Map each of our fields to the matching field names in the rows, by precedence. ``mapping`` overrides them.
 
     Raises:
         ConfigError: ``mapping`` names an unknown field, or no field matches the question or the answer. The message
@@ -256,7 +256,7 @@ def _strip_option(text: str) -> str:
 
 
 def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
-    """Return the first non-empty value, or None; with ``nan_is_gap``, NaN marks a missing number and is skipped."""
+    """Return the first non-empty value, or None. If ``nan_is_gap``, NaN marks a missing number and is skipped."""
     values = [row.get(name) for name in names]
     if nan_is_gap:
         values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]

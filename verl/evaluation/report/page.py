@@ -39,7 +39,7 @@ def make_page(
 ) -> str:
     """Return the page's HTML, at most ``max_bytes`` long unless statistics, verdicts and questions alone exceed it.
 
-    The other arguments are those of ``write_results``.
+    See ``write_results`` for the other arguments.
     """
     runs, prompts = _gather(summary, results)
     legend = (printable(about), LEGEND, printable(baseline_sentence(summary)), definitions(summary))

@@ -39,7 +39,7 @@ REPETITION = (
 
 
 def definitions(summary: Summary) -> str:
-    """Return the definitions of the figures in the tables."""
+    """Return the definitions of the statistics in the tables."""
     return " ".join([*(DEFINITIONS[name] for name in summary.figures), REPETITION])
 
 
@@ -158,7 +158,7 @@ def baseline_sentence(summary: Summary) -> str:
 def markdown(
     summary: Summary, title: str = "Evaluation", about: str = "", pages: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """Return the text of ``results.md``. The arguments are those of ``write_results``."""
+    """Return the text of ``results.md``. See ``write_results`` for the arguments."""
     parts = [f"# {printable(title)}"]
     links = [f"[page of {escape_markdown(run)}]({href})" for run, href in pages]
     if about:

@@ -23,7 +23,7 @@ from verl.verifiers.answers import vote_key
 from verl.verifiers.verdict import Verdict
 
 MAX_SOURCES = 16
-"""Maximum number of data sources with separate metrics; each adds a few dozen."""
+"""Maximum number of data sources with separate metrics. Each source adds a few dozen metrics."""
 
 # --- Lengths and rank metrics ---
 
@@ -44,7 +44,7 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
-    """Return metrics of conversations: numbers of turns, environment tokens and rewards, and tool call counts."""
+    """Return metrics for conversations: turns, environment tokens, environment rewards, and tool calls."""
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths
@@ -101,7 +101,7 @@ def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[st
 
 
 def turn_scalars(batch: Batch) -> dict[str, float]:
-    """Return the mean of each rank metric in each turn and its mean change from the previous turn.
+    """Return the mean of each rank metric per turn, and its mean change since the previous turn.
 
     Names look like ``cal/turn_2/layer_1/Effective Rank/{mean,change}``.
     """
@@ -139,10 +139,10 @@ def dataset_scalars(
 
 
 def filtered_length_metrics(batch: Batch, max_length: int) -> dict[str, float]:
-    """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses to learn from.
+    """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses that the policy trains on.
 
-    If ``trainer.remove_clip`` is set, ``learn_mask`` leaves out truncated responses, which are excluded here; the
-    paper's release counts them as length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
+    If ``trainer.remove_clip`` is set, ``learn_mask`` masks out truncated responses, so they are excluded here. The
+    paper's release counts them with length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
     """
     lengths = sums_within(batch.learn_mask.long(), batch.response_lengths)
     lengths = lengths[lengths > 0]
@@ -155,11 +155,12 @@ def filtered_length_metrics(batch: Batch, max_length: int) -> dict[str, float]:
 def learning_metrics(
     of_responses: Mapping[str, Tensor], of_tokens: Mapping[str, Tensor], learn_mask: Tensor
 ) -> dict[str, float]:
-    """Return the mean, max and min of rewards, advantages and values under veRL's names, ``critic/...``.
+    """Return the mean, max and min of rewards, advantages and values, named ``critic/...`` as in veRL.
 
     Args:
         of_responses: Values per response, [B] by name.
-        of_tokens: Values per token, [B, R] by name. With ``values``, ``critic/vf_explained_var`` is returned too.
+        of_tokens: Values per token, [B, R] by name. If they include ``values``, also return
+        ``critic/vf_explained_var``.
         learn_mask: Mask of the tokens to include, [B, R] bool.
     """
     learned = {name: values[learn_mask] for name, values in of_tokens.items()}
@@ -175,10 +176,10 @@ def learning_metrics(
 
 
 def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: float = 0.0) -> dict[str, float]:
-    """Return the mismatch between engine and policy and the policy's mean entropy, all in nats.
+    """Return metrics of the mismatch between rollout engine and policy, and the policy's mean entropy in nats.
 
-    ``rollout/logprob_abs_diff`` is the mean absolute difference between their log-probabilities and
-    ``rollout/logprob_abs_diff_max`` the largest one. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
+    ``rollout/logprob_abs_diff`` is the mean absolute difference between the log-probabilities of engine and policy, in
+    nats, and ``rollout/logprob_abs_diff_max`` the largest one. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
 
     Args:
         batch: Batch with the ``logprobs`` and ``entropy`` of the policy that sampled it.
@@ -198,7 +199,7 @@ def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: floa
 def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict[str, float]:
     """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
-    The lag of a token is the number of updates between the weights that sampled it and the weights that learn from it.
+    The lag of a token is the number of updates between the weights that sampled it and the weights trained on it.
     ``batch`` must contain ``version``, ``rollout_logprobs``, ``rewards``, and the pre-update policy's ``logprobs``.
     """
     lags = step - 1 - batch.version.long()
@@ -245,8 +246,8 @@ def version_metrics(batch: Batch) -> dict[str, float]:
 def teacher_metrics(batch: Batch) -> dict[str, float]:
     """Return the mean of log p - log q over the sampled tokens, in nats, and the teacher's mean rank metrics.
 
-    Here p is the policy before the update and q the teacher. Rank metrics are named as those of the policy, such as
-    ``teacher/layer_1/Effective Rank/mean`` for ``cal/overall/layer_1/Effective Rank/mean``.
+    Here p is the policy before the update and q the teacher. The names of rank metrics mirror the policy's:
+    ``teacher/layer_1/Effective Rank/mean`` corresponds to ``cal/overall/layer_1/Effective Rank/mean``.
     """
     metrics: dict[str, float] = {}
     if "teacher_logprobs" in batch:
@@ -292,7 +293,8 @@ def verdict_metrics(
     """Return all metrics of the verdicts on sampled responses.
 
     They include scores, counts of reasons, the fraction of prompts without a learning signal (all ``n`` > 1 responses
-    have the same score), and metrics for each data source in ``logged``, given the ``sources`` of the responses.
+    have the same score), and metrics for each data source in ``logged``. ``sources`` contains the data source of each
+    response.
     """
     means = score_metrics(verdicts)
     metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)
@@ -315,7 +317,7 @@ def groups_that_differ(values: Tensor, n: int) -> Tensor:
 
 
 def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
-    """Return metrics of k responses averaged over prompts, for k = 2, 4, 8, ... and ``n``, or {} if ``n`` = 1.
+    """Return metrics over k responses, averaged over prompts, for k = 2, 4, 8, ... and ``n``, or {} if ``n`` = 1.
 
     ``pass@k`` is the probability that at least one of k responses is correct, ``best@k/mean`` and ``worst@k/mean`` are
     their highest and lowest scores, and ``maj@k/mean`` is the probability that a majority vote is correct (omitted if

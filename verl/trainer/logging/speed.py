@@ -4,13 +4,13 @@ Names follow veRL where it defines them; ``<phase>`` is ``gen``, ``old_log_prob`
 
 - ``timing_s/<phase>``: seconds per phase; their sum is ``timing_s/step`` (= ``perf/time_per_step``). If engines have
   separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time that
-  the models spent waiting for the engines; ``timing_s/engine_wait`` is the engines' idle time
+  the trainer spent waiting for the engines; ``timing_s/engine_wait`` is the engines' idle time
 - ``perf/<phase>_throughput``: tokens per second per worker. ``gen`` counts sampled tokens; other phases count prompt
   and response tokens each time they are processed
 - ``perf/total_num_tokens``: prompt and response tokens in the step's batch; ``perf/throughput``: the same number per
   second per worker
-- ``perf/tflops/<phase>``: 10^12 model operations per second per worker; ``perf/mfu/<phase>``: the resulting utilization
-  if the device's peak is known, with veRL's phase names ``actor``, ``actor_infer`` and ``critic``
+- ``perf/tflops/<phase>``: model FLOPs per second per worker, in units of 10^12; ``perf/mfu/<phase>``: model FLOPs
+  utilization if the device's peak is known, with veRL's phase names ``actor``, ``actor_infer`` and ``critic``
 - ``perf/memory/<phase>_gb``, and on GPUs ``perf/memory/<phase>_reserved_gb``: peak memory of the worker that used the
   most (:class:`MemoryPeak`); ``perf/memory/driver_gb``: the driver's resident memory; all in units of 10^9 bytes
 """
@@ -52,9 +52,10 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, by part of the GPU's name.
-The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4;
-for Hopper, Ada and Blackwell, they list twice these numbers, with sparsity. H800 and A800 match H100 and A100."""
+"""Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, keyed by part of the GPU's
+name. The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and
+L4. For Hopper, Ada and Blackwell, the sheets list twice these numbers, with sparsity. H800 and A800 match H100 and
+A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
 """Name of each phase in veRL's ``perf/mfu`` metrics."""
@@ -63,8 +64,9 @@ BATCH = "batch"
 """Key under which the work of a step's whole batch is recorded."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Numbers of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
-only one with LoRA, because the weights are frozen and the adapters are negligible."""
+"""Number of passes over the weight matrices in a forward pass, an update, and an update with LoRA. A backward pass
+needs two, for the gradients of inputs and weights, but only one with LoRA, because the weights are frozen and the
+adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Attributes of ``transformers`` configs that contain the number of experts."""
@@ -117,7 +119,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time and peak memory of the ``with`` block to ``name``.
+        """Record the time and peak memory of the ``with`` block under the phase ``name``.
 
         Raises:
             OutOfMemory: If this process ran out of memory.
@@ -197,7 +199,7 @@ class ModelCost:
 
     @staticmethod
     def update_passes(config: ModelConfig) -> int:
-        """Return the number of passes in an update."""
+        """Return the number of passes over the weight matrices in an update."""
         return UPDATE_LORA if config.trains_adapters else UPDATE
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
@@ -288,7 +290,7 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
 
 @dataclass(frozen=True)
 class StepProfiler:
-    """Profiler of ``steps`` on all workers; writes ``profile/step_N_rank_R.json.gz`` to the run's folder."""
+    """Profiler that traces ``steps`` on all workers into ``profile/step_N_rank_R.json.gz`` in the run's folder."""
 
     workers: WorkerGroup
     steps: Sequence[int]

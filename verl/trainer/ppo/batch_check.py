@@ -1,4 +1,4 @@
-"""Checks before an update that a batch holds what the run promises to learn from."""
+"""Consistency checks of a batch before an update."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from verl.cluster.failures import WorkerError
 from verl.rollout.environments.conversations import policy_texts
 
 FREQUENCY = 50
-"""Steps between two checks; the first step of a process is also checked."""
+"""Number of steps between checks. The first step of each process is also checked."""
 
 MAX_DECODED = 64
-"""Maximum number of responses whose tokens are decoded again."""
+"""Maximum number of responses whose tokens are decoded again to check their texts."""
 
 
 def check_batch(
@@ -31,12 +31,13 @@ def check_batch(
     Args:
         batch: Batch with verdicts and ``learn_mask``, B responses.
         rows: Rows to learn from, or None for all.
-        group_size: Number of responses to each prompt, or None if a method has chosen the rows, which may then come
-            from anywhere; only masks, versions and rows are checked.
-        repeats: Whether a row may be learned from more than once.
+        group_size: Number of responses per prompt, or None if a method selected the batch. In that case, only masks,
+        versions
+            and duplicate rows are checked.
+        repeats: Whether ``rows`` may contain a row more than once.
 
     Raises:
-        WorkerError: If the batch is inconsistent, which would be a mistake in VERL or in a custom method.
+        WorkerError: If the batch is inconsistent because of a bug in VERL or in a custom method.
     """
 
     def inconsistent(found: str) -> WorkerError:
@@ -45,7 +46,7 @@ def check_batch(
             "VERL or in trainer.method; report it with the run's config.yaml"
         )
 
-    # 1. Only the policy's tokens are learned from, with weights that existed, and no row twice.
+    # 1. Only tokens that the policy sampled are learned from, their weight versions exist, and no row is used twice.
     if "source" in batch and (batch.learn_mask & (batch.source != POLICY)).any():
         raise inconsistent("tokens that the environment wrote would be learned from")
     if "version" in batch and (batch.version >= step).any():
@@ -56,7 +57,7 @@ def check_batch(
         raise inconsistent("a response would be learned from twice")
     if group_size is None:
         return
-    # 2. Every row has the tokens of its own prompt, and the engine's log-probabilities.
+    # 2. Every row starts with its record's prompt and has the engine's log-probabilities.
     starts = (batch.lengths.cumsum(0) - batch.lengths).tolist()
     prompts = [batch.tokens[at : at + n].tolist() for at, n in zip(starts, batch.prompt_lengths.tolist(), strict=True)]
     for row, prompt in enumerate(prompts):
@@ -66,7 +67,7 @@ def check_batch(
             raise inconsistent(f"response {row} has another prompt than its record")
     if not batch.rollout_logprobs[batch.learn_mask].isfinite().all():
         raise inconsistent("tokens without an engine's log-probability would be learned from")
-    # 3. The verifiers read the text of the row's own tokens.
+    # 3. The text given to the verifiers matches the row's tokens.
     chosen = torch.linspace(0, len(batch) - 1, min(len(batch), MAX_DECODED)).round().long()
     texts = policy_texts(batch[chosen], tokenizer, stop_strings)
     for row, text in zip(chosen.tolist(), texts, strict=True):
@@ -74,7 +75,7 @@ def check_batch(
             raise inconsistent(
                 f"the verifiers read {batch.texts[row]!r:.80} for response {row}, whose tokens are {text!r:.80}"
             )
-    # 4. Groups are complete, and of one prompt each.
+    # 4. Groups are complete, and each group has a single prompt.
     first: dict[int, list[int]] = {}
     for group, prompt in zip(batch.group.tolist(), prompts, strict=True):
         if first.setdefault(group, prompt) != prompt:

@@ -5,7 +5,7 @@ It decides which prompts to sample in a step:
 - by default, the next batch;
 - with ``algorithm.filter_groups``, further batches until there are enough informative groups (dynamic sampling);
 - with ``async_training.partial_rollout``, all open groups, so that engines never wait for the longest responses in a
-  batch. A step learns from the oldest complete groups; partial responses are resumed after the update.
+  batch. A step trains on the oldest complete groups, and partial responses are resumed after the update.
 
 Legend: G prompts, n consecutive responses per prompt, B = G n responses.
 """
@@ -40,7 +40,7 @@ from verl.trainer.ppo.verification import Verification, fill_verdicts
 from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
-"""Value that replaces the step in the seed of every validation; training never uses it."""
+"""Step number in the seed of every validation. Training never uses this value."""
 
 MAX_FRUITLESS_BATCHES = 100
 """Maximum number of batches without an informative group in a step, if ``max_num_gen_batches`` sets no limit."""
@@ -49,7 +49,7 @@ ROUND_STEP = 1 << 29
 """Offset added to the step in the seed for each round of resampling."""
 
 REPEATED = 1 << 40
-"""Offset of a group's id for each earlier occurrence of its prompt in the batch."""
+"""Offset added to a group's ID for each earlier occurrence of its prompt in the batch."""
 REFILL_STEP = 1 << 21
 """Offset added to the step in the seed for each further batch, so that a prompt drawn again yields new responses."""
 
@@ -134,10 +134,10 @@ class RolloutScheduler:
         with nullcontext() if timer is None else timer.phase("gen"), self._busy():
             batch = self.policy.generate(records, sampling, seed, verification.add, settings)
         verification.submit()
-        # A prompt that is there twice makes two groups.
+        # A prompt that occurs twice forms two groups.
         times = zip(records, occurrences(records), strict=True)
         group = torch.tensor([record.uid + count * REPEATED for record, count in times for _ in range(sampling.n)])
-        # Agents that never asked for a turn have an episode, but no response.
+        # The episode of an agent that never requested a turn has no response.
         learned = batch.turns > 0 if "turns" in batch else torch.ones(len(prompts), dtype=torch.bool)
         batch.fill(records=prompts, group=group, learned=learned)
         verification.batch = batch
@@ -167,7 +167,7 @@ class RolloutScheduler:
             self._idle_since = now
 
     def take_idle_s(self) -> float:
-        """Return the number of seconds for which the engines have been idle since the last call."""
+        """Return how many seconds the engines have been idle since the last call."""
         self._count_idle()
         idle, self._idle_s = self._idle_s, 0.0
         return idle
@@ -180,7 +180,7 @@ class RolloutScheduler:
         """Sample the responses for a training step, then free the engines' memory.
 
         Args:
-            version: Version of the engines' weights, or None if they are the newest weights before ``step``.
+            version: Version of the engines' weights, or None for the newest weights before ``step``.
 
         Raises:
             ConfigError: If ``algorithm.filter_groups`` leaves nothing to learn from.
@@ -244,7 +244,7 @@ class RolloutScheduler:
 
         Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
         ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Then fill up the batch with other
-        prompts, from which the step does not learn. Metrics are computed over all sampled responses.
+        prompts, which are excluded from training. Metrics are computed over all sampled responses.
 
         Raises:
             ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
@@ -288,7 +288,7 @@ class RolloutScheduler:
         return SampledStep(chosen, metrics, dropped.scores)
 
     def _filter_values(self, batch: Batch) -> Tensor:
-        """Return the value of each response for the metric that filters groups, [B]."""
+        """Return each response's value of the ``algorithm.filter_groups`` metric, [B]."""
         metric = self.config.algorithm.filter_groups.metric
         if metric == "acc":
             return batch.correct
@@ -414,7 +414,7 @@ class RolloutScheduler:
         return num_ready >= groups.batch_size
 
     def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> SampledStep:
-        """Fill up the step's batch with filtered groups, from which the step does not learn."""
+        """Fill up the step's batch with filtered groups, which are excluded from training."""
         n = self.config.rollout.n
         sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
         num_learned = 0 if batch is None else len(batch)
@@ -436,7 +436,7 @@ def finish(verification: Verification, timer: PhaseTimer) -> None:
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join ``parts`` in the order of ``before`` and add its ``KEPT`` columns; return None if there are no parts."""
+    """Join ``parts`` in the order of ``before`` and add the ``KEPT`` columns of ``before``, or return None if empty."""
     if not parts:
         return None
     batch = Batch.join(parts)

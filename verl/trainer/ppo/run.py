@@ -43,7 +43,7 @@ COLUMNS = {
 
 
 def run_ppo(config: PPOConfig) -> None:
-    """Run a training job; errors in config, data and custom code are reported before Ray starts where possible.
+    """Run a training job. Errors in config, data and custom code are reported before Ray starts where possible.
 
     Raises:
         ConfigError: If the config is incompatible with the data or the machine.
@@ -67,7 +67,7 @@ def check_learning_signal(config: PPOConfig) -> None:
 
 
 def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
-    """Find the checkpoint to resume from; if the run is already complete, report that and return True."""
+    """Find the checkpoint to resume from. If the run is already complete, report this and return True."""
     config, trainer = setup.config, setup.config.trainer
     if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
         changed = changed_options(run.folder / "config.yaml", asdict(config))
@@ -77,7 +77,7 @@ def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
         run.display.say(f"the run is complete: {run.folder}/summary.json holds its validation")
         return True
     parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
-    # A validation does not read the average.
+    # A validation-only run does not load the teacher's moving average.
     parts |= {"teacher": config.model} if config.teacher.is_average and not trainer.val_only else {}
     digests = run_digests(config, setup.tokenizer, data_by_file(setup.train_set))
     resumption = run.find_resumption("ppo", len(setup.train_set), parts, digests)

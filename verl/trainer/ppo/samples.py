@@ -130,7 +130,7 @@ class SampleLogger:
         }
 
     def _further_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a further history of an agent's session, with why it was opened, its prompt and its parts."""
+        """Return a further history of an agent session: why it was opened, its prompt, and its parts."""
         prompt, *said = history_parts(row, self.tokenizer)
         return {"why": row["why"], "prompt": prompt["text"], "conversation": said}
 

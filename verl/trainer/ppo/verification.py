@@ -18,7 +18,7 @@ from verl.verifiers.verdict import Verdict
 class Verification:
     """Asynchronous verification of the responses to ``records`` as they finish.
 
-    While the verifiers are busy, new responses are collected, so that few messages are sent.
+    While the verifiers are busy, new responses are collected and sent in one batch.
     """
 
     records: Sequence[PromptRecord]
@@ -35,7 +35,7 @@ class Verification:
 
     def __post_init__(self) -> None:
         self.texts = [""] * len(self.records)
-        """Part of each response that the verifiers read, B strings."""
+        """Text of each response that is passed to the verifiers, B strings."""
         self._environment_rewards: dict[int, float] = {}
         self._unscored: list[int] = []
         self._gathered: list[int] = []
@@ -55,7 +55,7 @@ class Verification:
             self.submit()
 
     def submit(self) -> None:
-        """Submit the collected responses; must also be called after the last :meth:`add`."""
+        """Submit the collected responses. This must also be called after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
         if self.optional:
             known = {row for row in rows if can_score(self.records[row].data_source, self.records[row].ground_truth)}
