@@ -42,7 +42,7 @@ Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 
 
 def run_analysis(config: AnalysisConfig) -> None:
-    """Analyse the models on the benchmarks and prompts that ``config`` names.
+    """Analyse the models in ``config`` on its benchmarks and prompts.
 
     Raises:
         ConfigError: The config does not fit the machine, or another run is using the output folder.

@@ -72,7 +72,7 @@ def correlation_table(
     Args:
         frame: Table with a column ``prompt_id``.
         length: Column to control for in partial correlations.
-        correct: Column that separates correct from wrong rows, or None for no such groups.
+        correct: Column that separates correct from wrong rows, or None to omit these groups.
     """
     groups = list(GROUPS) if correct is not None else ["all"]
     rows = {}

@@ -1,6 +1,6 @@
 """Measures stored responses with a policy that re-reads them, and stores the measurements per prompt.
 
-The first line of ``measures.jsonl`` holds the settings that the measurements depend on. Each later line contains the
+The first line of ``measures.jsonl`` contains the settings that the measurements depend on. Each later line contains the
 measurements for one prompt, so that an interrupted analysis can resume.
 """
 

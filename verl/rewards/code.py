@@ -330,11 +330,11 @@ def _lines(value: Any) -> str:
 
 
 def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[str, list[str]]:
-    """Parse a test with assertions and return its source and the names it uses that the program must define.
+    """Parse a test with assertions and return its source and the names that the program must define.
 
-    These are the names that the tests use but neither they nor Python define. If there are none, these are the
-    functions that the test calls. Names that the test defines are added to ``known``. ``entry_point`` is passed to
-    HumanEval's ``check``.
+    These are the names in the test that are neither built in nor defined by this test or an earlier one. If there are
+    none, they are the names of the functions that the test calls. Names that the test defines are added to ``known``.
+    ``entry_point`` is passed to HumanEval's ``check``.
     """
     try:
         tree = ast.parse(source)

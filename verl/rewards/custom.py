@@ -2,7 +2,7 @@
 
 A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)`` and is called with these
 keyword arguments and ``reward_score.custom_kwargs``. Further parameters receive the entries of ``extra_info``, or the
-columns of the data, that have their names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
+data columns, with the same names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
 and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of
 the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
 """
@@ -63,7 +63,7 @@ class MissingColumns(ConfigError):
 def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Load a function from its path, ``module:function`` or ``file.py:function``, or the weighted sum of several.
 
-    Raises ``ConfigError`` if one cannot be imported or does not accept veRL's four arguments and ``keywords``.
+    Raises ``ConfigError`` if a function cannot be imported or does not accept veRL's four arguments and ``keywords``.
     """
     parts = summands(path)
     if parts != [(1.0, path)]:
@@ -86,7 +86,7 @@ def further_parameters(path: str) -> tuple[str, ...]:
 
 @cache
 def needed_parameters(path: str) -> tuple[str, ...]:
-    """Return those of ``further_parameters`` that have no default."""
+    """Return the ``further_parameters`` that have no default."""
     return tuple(name for name in further_parameters(path) if named_parameters(load_function(path))[name])
 
 
@@ -212,10 +212,10 @@ def _type_name(value: Any) -> str:
 
 
 def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
-    """Return a note if custom functions give most responses a part of the score and all of these count as right.
+    """Return a note if most custom scores are between 0 and 1 and all of these responses count as correct.
 
-    So it is where a function returns a share, such as the 0.01 that some tasks give any text, without ``acc``. The
-    result is empty otherwise.
+    This happens if a function returns a partial score without ``acc``, such as the 0.01 that some tasks give any text.
+    The result is empty otherwise.
     """
     custom = [verdict for verdict in verdicts if verdict.reason == "custom"]
     parts = [verdict for verdict in custom if verdict.score is not None and 0 < verdict.score < 1]

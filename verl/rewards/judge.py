@@ -1,8 +1,7 @@
-"""A reward function that asks a language model, at any address that speaks OpenAI's chat completions, for a verdict.
+"""Reward function that asks a language model for a verdict through OpenAI's chat completions API.
 
-It is a custom function: ``reward_score.custom_functions=["my_set=verl.rewards.judge:judge"]``, with its options in
-``reward_score.custom_kwargs``. So its calls wait together, are repeated and are remembered as
-:mod:`verl.rewards.services` says.
+Use it as a custom function, ``reward_score.custom_functions=["my_set=verl.rewards.judge:judge"]``, with its options in
+``reward_score.custom_kwargs``. Its calls run concurrently, with retries and a cache; see :mod:`verl.rewards.services`.
 """
 
 import asyncio
@@ -34,11 +33,11 @@ MAX_REASON = 1000
 
 
 MAX_BYTES = 1 << 20
-"""Maximum size of an answer of the service."""
+"""Maximum size of the service's answer in bytes."""
 
 
 class JudgeError(Exception):
-    """Raised if an answer of the service holds no verdict."""
+    """Raised if the service's answer contains no verdict."""
 
 
 async def judge(
@@ -61,19 +60,19 @@ async def judge(
 ) -> dict[str, Any]:
     """Return the judge's score of a response in [0, 1], ``acc``, and the reason of its first vote.
 
-    With a ``rubric``, a list of criteria or of ``{"criterion": text, "weight": number}``, in the record's column or
-    ``extra_info`` of that name, the judge decides which criteria are met. The score is the sum of the weights of those
-    divided by the sum of the positive weights, at least 0.
+    If the record has a ``rubric`` in a column or in ``extra_info``, a list of criteria or of ``{"criterion": text,
+    "weight": number}``, the judge decides which criteria are met. The score is then the sum of the weights of these
+    criteria divided by the sum of all positive weights, clipped to [0, 1].
 
     Args:
         base_url: Address of the service, such as ``http://127.0.0.1:8000/v1``.
-        model: Name of the model there.
+        model: Name of the model on the service.
         instructions: Prompt with the fields ``mark``, ``question``, ``response``, ``reference``, ``criteria``, ``key``
             and ``form``.
         threshold: Lowest score of a correct response.
         votes: Number of answers to average; above 1, the temperature should be above 0.
-        api_key_variable: Environment variable with the key, which appears in no message.
-        prompt, question: Text or messages of the task: a record's column of either name.
+        api_key_variable: Environment variable with the API key. Messages never contain the key.
+        prompt, question: Text or messages of the task, from the record's column with either name.
 
     Raises:
         JudgeError: If the service answers with an error, or without a verdict.
@@ -118,7 +117,7 @@ def judge_prompt(instructions: str, question: str, response: str, truth: Any, cr
 
 
 def verdict_schema(num_criteria: int) -> dict[str, Any]:
-    """Return the form of an answer: a reason, and whether each criterion is met, or a score if there are none."""
+    """Return the JSON schema of an answer: a reason, and a bool per criterion, or a score if there are no criteria."""
     verdict: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1}
     if num_criteria:
         verdict = {"type": "array", "items": {"type": "boolean"}, "minItems": num_criteria, "maxItems": num_criteria}
@@ -183,7 +182,7 @@ def _criterion(entry: Any) -> tuple[str, float]:
 
 
 def _text(value: Any) -> str:
-    """Return a text, or the last message of a chat, or JSON of anything else."""
+    """Return a string unchanged, the last message of a chat, or the JSON of any other value."""
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence) and value and isinstance(value[-1], Mapping) and "content" in value[-1]:

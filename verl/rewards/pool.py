@@ -24,7 +24,7 @@ from verl.verifiers.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 ANSWERS = "reward_answers.sqlite"
-"""File in a run's folder that holds the answers of custom functions that wait for services."""
+"""File in a run's folder that stores the answers of custom functions that wait for services."""
 
 CHUNK_SIZE = 32
 """Number of responses per message in the quick pass."""
@@ -57,7 +57,7 @@ class VerifierPool(KillablePool):
 
         Args:
             busy_cores: Number of cores that other processes use on this machine.
-            folder: Folder for the answers of coroutines (``async_functions.cache``), or None to remember none.
+            folder: Folder for the answers of coroutines (``async_functions.cache``), or None to cache none.
         """
         self.config = config
         self._custom = config.paths_of_custom_functions()

@@ -53,8 +53,8 @@ quick)``, where ``solution`` is the response after its thoughts, and return a :c
 which the pool tries first, they return None if verification could take more than about a millisecond."""
 
 TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
-"""Function for each verifier that converts a ground truth to a list of accepted answers, which the verifier takes as
-arguments. The function raises ``ValueError`` for an invalid ground truth."""
+"""Function for each verifier that converts a ground truth to a list of accepted answers, each of which can be passed to
+the verifier. The function raises ``ValueError`` for an invalid ground truth."""
 
 BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
 """Verifiers that expect answers in ``\\boxed{}``."""
@@ -193,7 +193,7 @@ def check_ground_truth(
     extra_info: Mapping[str, Any] | None = None,
     field: str = GROUND_TRUTH,
 ) -> None:
-    """Raise ``ConfigError`` if the scorer for ``data_source`` rejects ``ground_truth``, which messages call ``field``.
+    """Raise a ``ConfigError`` that names ``field`` if the scorer for ``data_source`` rejects ``ground_truth``.
 
     Verifiers are tested on an empty response, and the program verifier requires a sandbox on this machine. Custom
     functions accept any JSON value.

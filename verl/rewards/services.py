@@ -1,6 +1,6 @@
-"""Custom reward functions that are coroutines and wait for a service: many calls at a time, with retries and a cache.
+"""Runs custom reward functions that are coroutines, with many concurrent calls, retries and a cache.
 
-All calls run in one event loop in a process of their own, which is killed with them if a call blocks the loop.
+All calls run in one event loop in a separate process, which is killed if a call blocks the loop.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ MAX_CALLS = 1024
 """Maximum number of responses per message to the process."""
 
 LONGEST_PAUSE_S = 30.0
-"""Maximum pause before a call is repeated. It doubles with each failure, starting with half a second."""
+"""Maximum seconds before a call is retried. The pause doubles with each failure, starting at half a second."""
 
 GRACE_S = 60.0
-"""Time in seconds that a message may take beyond its calls, for imports and a slow machine."""
+"""Additional seconds that a message may take, for imports and slow machines."""
 
 BLOCKED_S = 5.0
-"""Time in seconds beyond the limit of a call for which a call may block the event loop before the process is killed."""
+"""Seconds beyond a call's time limit for which the event loop may be blocked before the process is killed."""
 
 Question = tuple[Any, ...]
 """Path of a function, data source, response, ground truth and extra information."""
@@ -45,7 +45,7 @@ class Message(NamedTuple):
     questions: Sequence[Question]
     options: AsyncFunctionsConfig
     cache: Path | None
-    """File of earlier answers, or None to remember none."""
+    """File with earlier answers, or None to disable the cache."""
 
 
 def message_limit_s(options: AsyncFunctionsConfig) -> float:
@@ -55,7 +55,7 @@ def message_limit_s(options: AsyncFunctionsConfig) -> float:
 
 
 def answer(message: Message) -> list[Verdict | str]:
-    """Return the verdict on each question, or one line that says why there is none.
+    """Return the verdict on each question, or a one-line reason if there is none.
 
     Verdicts have the extra values ``calls``, the number of calls, and ``from_cache``. Equal questions are asked once.
     """
@@ -116,14 +116,14 @@ def _with_extras(verdict: Verdict, **extras: Any) -> Verdict:
 
 
 def _source(path: str) -> Path:
-    """Return the file of a function or, for objects that only know their class's, of the module in its path."""
+    """Return a function's source file, or that of the module in ``path`` if the object is not a plain function."""
     function = inspect.unwrap(load_function(path))
     file = inspect.getsourcefile(function) if inspect.isfunction(function) else source_file(path)
     return Path(file or "")
 
 
 def question_key(question: Question) -> str:
-    """Return a digest of all that an answer depends on, including the source of the function."""
+    """Return a digest of everything that an answer depends on, including the source of the function."""
     path = question[0]
     files = [_source(part) for _, part in summands(path)]
     code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
@@ -132,7 +132,7 @@ def question_key(question: Question) -> str:
 
 
 class _Answers:
-    """Answers by the digest of their question, in a database that survives the death of any process.
+    """Answers by the digest of their question, in a database that survives the death of a process.
 
     Raises:
         ConfigError: If the file is not a database, or cannot be written.

@@ -49,7 +49,7 @@ class Rollout(Protocol):
         """Number of responses that the engine can sample at once."""
 
     def begin(self) -> None:
-        """Prepare to sample; forget cached prompts, so that nothing depends on what was sampled before."""
+        """Prepare to sample, and drop cached prompts, so that results do not depend on earlier sampling."""
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
         """Accept further requests and decode.

@@ -17,7 +17,7 @@ MOST_LIVE = 64
 class GymEnvironment:
     """Base class for Gymnasium environments; ``rollout.multi_turn.environment`` must name a subclass.
 
-    The first observation for the seed ``extra_info["seed"]``, which defaults to the prompt's number, joins the prompt.
+    The first observation for the seed ``extra_info["seed"]``, by default the prompt's number, is added to the prompt.
     """
 
     def __init__(self) -> None:

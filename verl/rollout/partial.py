@@ -49,7 +49,7 @@ class PartialResponse:
         self.append(tokens, ENVIRONMENT, logprobs, None if self.version is None else self.version[-1])
 
     def replace_tokens(self, other: "PartialResponse") -> None:
-        """Take the response tokens of ``other``, and what it holds of each."""
+        """Copy the response tokens of ``other`` and their per-token values."""
         self.tokens, self.source = other.tokens, other.source
         self.rollout_logprobs, self.version = other.rollout_logprobs, other.version
 

@@ -35,9 +35,9 @@ class ResponseRequests:
     ``source`` (if the environment extended them after a turn); new responses are empty. None if all responses are
     new and none will be cut or have further turns."""
     max_tokens: list[int | None] | None = None
-    """Maximum number of tokens of each response's next turn, None for as many as the response may have."""
+    """Maximum number of tokens in each response's next turn, or None to allow the remaining response length."""
     stop: list[list[str]] | None = None
-    """Strings that end each response's next turn, besides those of the run."""
+    """Strings that end each response's next turn, in addition to the run's stop strings."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 
@@ -76,7 +76,7 @@ def response_stream(seed: int, uid: int, place: int) -> int:
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Return how many of the records before each one have its ``uid``, as with ``data.train_weights`` above 1."""
+    """Return for each record how many earlier ones have its ``uid``, as with ``data.train_weights`` above 1."""
     seen = Counter[int]()
     counts = []
     for record in records:

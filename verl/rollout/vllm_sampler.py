@@ -51,13 +51,13 @@ class VLLMSampler:
 
     @property
     def capacity(self) -> EngineCapacity:
-        """Capacity given by ``rollout.max_num_seqs`` and the size of the KV cache."""
+        """Capacity determined by ``rollout.max_num_seqs`` and the size of the KV cache."""
         return engine_capacity(self.engine.llm_engine)
 
     def begin(self) -> None:
         """Empty the prefix cache, which a validation may have filled, unless responses are still running.
 
-        A run that resumes at this step has an empty one.
+        A run that resumes at this step also starts with an empty cache.
         """
         if not self._partial:
             self.engine.reset_prefix_cache()

@@ -45,7 +45,7 @@ def interval(detection_s: float) -> float:
 def _beats(
     connection: socket.socket, detection_s: float, hear: Callable[[bytes], None] = lambda beats: None
 ) -> Iterator[float]:
-    """Exchange beats until the other side hangs up, repeatedly yielding the seconds since it was last heard.
+    """Exchange beats until the other side hangs up, repeatedly yielding the seconds since it was last heard from.
 
     A beat is a line with the :class:`Stage` of the sending process; ``hear`` receives the raw beats.
 

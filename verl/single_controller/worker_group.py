@@ -49,13 +49,14 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Substring of Ray's message about a lost worker -> its meaning. The rest is guesses and internal names."""
+"""Substring of Ray's message about a lost worker -> its meaning. The rest of the message is guesses and internal
+names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN_COUNT = "20000"
-"""Number of times that an idle OpenMP thread polls for work before it sleeps, by default 300,000. On a busy machine,
-polling takes the core from the thread that is waited for (benchmarks/threads.md)."""
+"""Number of times that an idle OpenMP thread polls for work before it sleeps (the default is 300,000). On a busy
+machine, polling threads take the core from the thread that they wait for (benchmarks/threads.md)."""
 
 
 def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -188,8 +189,8 @@ class WorkerGroup:
 
         A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
-        Values that a method yields stay in Ray's object store; its result is then a :class:`Stored`, which can be
-        passed to other methods in their place.
+        If a method yields values, they stay in Ray's object store, and its result is a :class:`Stored` that can be
+        passed to other methods instead of the values.
 
         Raises:
             WorkerError: If a worker raises or dies.
@@ -280,7 +281,7 @@ class WorkerGroup:
         Raise at the first failure, because the other workers may wait for the failed one forever.
 
         Args:
-            started: Time on the monotonic clock from which the time limit counts.
+            started: Start of the time limit on the monotonic clock.
         """
         pending = list(calls)
         while pending:
@@ -295,7 +296,7 @@ class WorkerGroup:
             yield from results.items()
 
     def check(self, method: str, started: float) -> None:
-        """Check supervision and time limits while the driver waits for something else than workers, in ``method``."""
+        """Check supervision and time limits while the driver waits for something other than workers, in ``method``."""
         self._supervisor.check(method, time.monotonic() - started)
 
     @staticmethod
@@ -347,7 +348,7 @@ class Stored(NamedTuple):
 class _Host:
     """Ray actor of a worker, which imports the worker class only in ``start``, after the environment is set.
 
-    Calls of the worker return the result with the peak memory, to avoid a separate call.
+    Each call returns the worker's result together with its peak memory, to avoid a separate call.
     """
 
     def prepare(

@@ -35,11 +35,11 @@ FIELD = "rollout.multi_turn.environment"
 
 COUNTS = ("calls", "malformed", "failures", "timeouts", "replay_differences", "prefilled_tokens")
 """Counters of a conversation: tool calls; turns with an unreadable call; failed calls, and steps that ran out of memory
-or whose process died; calls and steps that exceeded the time limit; answers of an object made again that differ from
-the first; and tokens that engines read without having sampled them, minus cache hits."""
+or whose process died; calls and steps that exceeded the time limit; answers of a recreated object that differ from the
+original ones; and tokens that engines read without having sampled them, minus cache hits."""
 
 ENVIRONMENT_LOG = "environment.log"
-"""Name of the file that gets what tools and environments print."""
+"""Name of the file for the output of tools and environments."""
 
 TOGETHER = 64
 """Number of ``async`` steps that are retried together if their process had to be killed."""
@@ -115,7 +115,7 @@ class EnvironmentPool(KillablePool):
 
         Args:
             busy_cores: Number of this machine's cores that other work occupies.
-            log: File that gets what tools and environments print, or None to leave it on standard output.
+            log: File that receives the output of tools and environments, or None to leave it on standard output.
 
         Raises:
             ConfigError: See :func:`load_environment`.
@@ -125,7 +125,7 @@ class EnvironmentPool(KillablePool):
         self.role, self.observes = role_of(environment), callable(getattr(environment, "observe", None))
         self.is_async = is_async(environment)
         self.settles = isinstance(environment, LiveEnvironment) and environment.gives_reward
-        """Whether the reward is asked for once at the end, however the conversation ends."""
+        """Whether the environment is asked for a reward once, at the end of the conversation, whatever ends it."""
         self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
         """Steps that have not been sent to a process yet."""
         super().__init__(
@@ -258,7 +258,7 @@ def is_async(environment: Any) -> bool:
 def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
     """Return the reply to an aborted step: ``reason`` as a message for each call, and the state unchanged.
 
-    An environment of the user's that fails before its first state is not asked again, because it would start again.
+    If a custom environment fails before its first state, the conversation ends, because a retry would start over.
     """
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     calls = step.turn.calls[: options.max_parallel_calls] if options.has_tools else []
@@ -276,7 +276,7 @@ _ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
 
 def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
     if log is not None:
-        # What tools print would otherwise stand between the lines of the run's progress.
+        # Otherwise, the output of tools would be mixed with the run's progress lines.
         print_to(log, 1)
     _ENVIRONMENT[:] = [(load_environment(options), options)]
 
@@ -309,7 +309,7 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
 
 
 async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
-    # Calls of tools have time limits of their own; the processes of other steps are killed.
+    # Tool calls have separate time limits. Synchronous steps that take too long are killed with their process.
     limited = is_async(environment) and not isinstance(environment, ToolEnvironment)
     seconds = options.timeout_s if limited else None
     try:

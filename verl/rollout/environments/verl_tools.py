@@ -106,7 +106,7 @@ def function_tools(path: str) -> list[Callable[..., Any]]:
     """Return the functions that the file at ``path`` decorates with veRL's ``@function_tool``, in order.
 
     Raises:
-        ConfigError: If the file cannot be imported or has none.
+        ConfigError: If the file cannot be imported or has no such function.
     """
     install_stubs(Path(find_path(path)))
     found = vars(load_module(path, f"{FUNCTION_FIELD}={path!r}")).values()
