@@ -58,6 +58,7 @@ class Row(Conversation):
     """One history of a session, with its tokens."""
 
     session: int = field(kw_only=True)
+    branch: tuple[int, int] | None = None
     """Digest of the first messages' tokens, and the row's ordinal among rows that begin with them. They determine the
     random stream of a further row. None for the first row, which uses the stream of the response."""
     why: str = ""
@@ -89,8 +90,7 @@ class Session:
     """Reason for the agent's failure, or an empty string."""
     timed_out: bool = False
     thinks_since: float | None = None
-    """Time since which the run has been waiting for the agent, or None if its process has not reported its start
-    yet."""
+    """Time since which the run has been waiting for the agent, or None before its process has reported its start."""
     begun: Counter[int] = field(default_factory=Counter)
     """Number of further rows, keyed by the digest of the tokens that they begin with."""
 
@@ -253,7 +253,7 @@ class Sessions:
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
     def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
-        """Wait up to a second for events if ``wait``, and add the ends of ``thinking`` sessions beyond their limit."""
+        """Return new events and timeouts of ``thinking`` sessions, after up to a second if ``wait``."""
         limit = self.setup.options.agent.timeout_s
         found = drain(self._events, min(CHECK_S, limit) if wait and thinking else 0.0)
         alive = {event.session for event in found}
