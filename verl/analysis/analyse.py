@@ -111,7 +111,7 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
 def _measure(
     job: Job, stores: Mapping[EvaluationTask, SampleStore], config: AnalysisConfig
 ) -> dict[EvaluationTask, dict[int, MeasuredPrompt]]:
-    """Return the policy's measurements of each task's responses, computing only the missing ones."""
+    """Return the policy's measurements of each task's responses, computing only missing measurements."""
     session = job.session
     on_cpu = session.device_type == "cpu"
     results: dict[EvaluationTask, dict[int, MeasuredPrompt]] = {}

@@ -35,7 +35,7 @@ def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Counts:
 def correlate(columns: Array, weights: Counts) -> Array:
     """Return Pearson and Spearman correlations ``[D, 2, C, C]`` between ``columns [C, N]``.
 
-    Each row of ``weights [D, N]`` gives one weighted result; correlations with a constant column are NaN.
+    Each row of ``weights [D, N]`` yields one weighted result; correlations with a constant column are NaN.
     """
     ties = [np.unique(values, return_inverse=True)[1] for values in columns]
     correlations = np.empty((len(weights), 2, len(columns), len(columns)))

@@ -96,7 +96,7 @@ def score_samples(
 def _verdicts(
     task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
 ) -> dict[SampleKey, StoredVerdict]:
-    """Return the verdicts on all samples, and store the new ones."""
+    """Return the verdicts on all samples, and store new verdicts."""
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: digest_of(samples[key].response) for key in keys}
     settings = verdict_settings(task.problems, verifiers.config)

@@ -50,7 +50,7 @@ class Target:
     """Strings that end a response, in addition to the template's stop strings."""
     stop_token_ids: tuple[int, ...] = ()
     folder: str = field(default="", compare=False)
-    """Run's folder, or empty for a standalone model."""
+    """Folder of the run, or empty for a standalone model."""
 
     @property
     def label(self) -> str:

@@ -281,7 +281,7 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
 
 
 def observed_problems(benchmarks: Mapping[str, list[Problem]], options: MultiTurnConfig) -> dict[str, list[Problem]]:
-    """Add the environment's first observations to the problems, if it has any."""
+    """Add the first observations of the environment, if it has any, to the problems."""
     found = dict(benchmarks)
     with beginning(options) as begin:
         if begin is None:

@@ -23,16 +23,15 @@ def weighted_sum(
 ) -> Callable[..., Any]:
     """Return a function that calls all functions and returns the weighted sum of their scores.
 
-    A function that returns None is skipped, without a change of the other weights. The result contains the score of
-    each function under its name, and the functions' extra values. The response is correct if the first function that
-    returns ``acc`` says so. If no function does, it is correct if the first function that applies returns a score above
-    0. Coroutines run concurrently.
+    A function that returns None is skipped, and the other weights do not change. The result contains the score of each
+    function under its name, and the functions' extra values. The response is correct if the first function that returns
+    ``acc`` says so. If no function does, it is correct if the first function that applies returns a score above 0.
+    Coroutines run concurrently.
 
     Args:
         parts: Weight, import path and function of each summand.
-        shared: Names of the arguments passed to every function. Other arguments are passed only to functions that have
-        a
-            parameter with that name.
+        shared: Names of the arguments passed to every function. Other arguments are only passed to functions that have
+            a parameter with that name.
         read: Function that returns the score, correctness and extra values of a result.
     """
     names, functions = _names([path for _, path, _ in parts]), [function for _, _, function in parts]

@@ -2,9 +2,9 @@
 
 A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)`` and is called with these
 keyword arguments and ``reward_score.custom_kwargs``. Further parameters receive the entries of ``extra_info``, or the
-data columns, with the same names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
-and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of
-the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
+data columns, with the same names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``, and extra
+values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of the response
+and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ def custom_verdict(path: str, *arguments: Any) -> Verdict:
     """Return the verdict of the custom function ``path``, called with ``ARGUMENTS``.
 
     The function receives the whole response, including thoughts, and the ground truth from the data file. A coroutine
-    is run to its end.
+    runs to completion.
 
     If the function fails, raises a one-line ``CustomFunctionError`` that names the function, data source, error and its
     location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.
@@ -214,8 +214,8 @@ def _type_name(value: Any) -> str:
 def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
     """Return a note if most custom scores are between 0 and 1 and all of these responses count as correct.
 
-    This happens if a function returns a partial score without ``acc``, such as the 0.01 that some tasks give any text.
-    The result is empty otherwise.
+    This happens if a function returns a partial score without ``acc``, such as the 0.01 that some tasks give any
+    response. The result is empty otherwise.
     """
     custom = [verdict for verdict in verdicts if verdict.reason == "custom"]
     parts = [verdict for verdict in custom if verdict.score is not None and 0 < verdict.score < 1]

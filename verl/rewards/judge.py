@@ -29,7 +29,7 @@ Answer with one JSON object: {{"reason": "one or two sentences", "{key}": {form}
 OVERALL = "How good is the response? 1 is right and complete, 0 is wrong or missing, and values between are allowed."
 
 MAX_REASON = 1000
-"""Maximum number of characters of a reason to keep."""
+"""Maximum length of a stored reason in characters."""
 
 
 MAX_BYTES = 1 << 20

@@ -70,7 +70,7 @@ CUSTOM_FUNCTIONS: dict[str, str] = {}
 precedence over verifiers. Set by ``use_custom_functions``."""
 
 GROUND_TRUTH = "reward_model.ground_truth"
-"""Place of the answer in veRL's records."""
+"""Field that contains the answer in veRL's records."""
 
 load_verifier = cache(resolve_name)
 

@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 def message_limit_s(options: AsyncFunctionsConfig) -> float:
-    """Return the time in seconds after which a message is killed, because its calls must have ended by then."""
+    """Return the time limit of a message in seconds, by which all its calls must have ended."""
     pauses = options.max_retries * LONGEST_PAUSE_S
     return GRACE_S + MAX_CALLS / options.max_in_flight * (options.timeout_s * (options.max_retries + 1) + pauses)
 
@@ -95,7 +95,7 @@ async def _ask(
     failure = ""
     for attempt in range(options.max_retries + 1):
         if attempt:
-            # Random, so that the calls that failed together are not repeated together.
+            # Randomize the pause, so that calls that failed together are not retried together.
             await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
         try:
             async with free:
@@ -152,7 +152,7 @@ class _Answers:
                 raise self._unusable(error) from error
 
     def find(self, key: str) -> Verdict | None:
-        """Return the verdict on a question, or None if it is unknown or was damaged."""
+        """Return the verdict on a question, or None if it is not stored or is damaged."""
         if self._database is None:
             return None
         try:
@@ -166,7 +166,7 @@ class _Answers:
             return None
 
     def keep(self, key: str, verdict: Verdict) -> None:
-        """Store an answer at once, so that it is not asked for again if the process is killed."""
+        """Store an answer immediately, so that the question is not asked again if the process is killed."""
         if self._database is None:
             return
         try:

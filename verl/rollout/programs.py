@@ -2,7 +2,7 @@
 
 A program is enclosed in ```` ```python ```` and ```` ``` ````. Each program runs separately in the sandbox and shares
 no state with earlier programs. In ``python: output`` templates, the environment answers a turn that ends with a program
-by giving the program's output; the model itself writes the opening ```` ```output ````. In ``python: solution``
+by returning the program's output; the model itself writes the opening ```` ```output ````. In ``python: solution``
 templates, the response is one program whose function ``solution`` returns the answer.
 """
 

@@ -26,7 +26,7 @@ class ResponseRequests:
     """Random stream that determines all draws of each response; see :func:`response_stream`."""
     sampling: SamplingConfig
     overrides: list[SamplingConfig] | None = None
-    """Sampling options of each response, or None to use ``sampling`` for all."""
+    """Sampling options of each response, or None to use ``sampling`` for all responses."""
     temperatures: Any = None
     """Temperature for each position in the response, as a [T] float32 array whose last entry also applies to all later
     positions, or None to use the temperature in the sampling options."""
@@ -76,7 +76,7 @@ def response_stream(seed: int, uid: int, place: int) -> int:
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Return for each record how many earlier ones have its ``uid``, as with ``data.train_weights`` above 1."""
+    """Return for each record how many earlier records have its ``uid``, as with ``data.train_weights`` above 1."""
     seen = Counter[int]()
     counts = []
     for record in records:

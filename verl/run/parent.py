@@ -60,7 +60,7 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:
-    """Run the work in the child, which is killed if its parent ends, and mark its own exit in ``writer``."""
+    """Run the work in the child, which is killed if its parent ends, and write to ``writer`` before it exits itself."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -81,7 +81,7 @@ class SampleStore:
 
 
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
-    """Yield files to remove until the rest takes up at most ``limit`` bytes, but never the newest file.
+    """Yield files to remove until the remaining files take up at most ``limit`` bytes, but never the newest file.
 
     Training files are removed before validation files. Within each kind, every other file is removed, oldest first,
     until enough files are gone.

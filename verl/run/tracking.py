@@ -40,7 +40,7 @@ class Tracker:
         loggers: Names in ``BACKENDS`` to open; ``console`` is handled by the progress display.
         config: Configuration dataclass, written to ``config.yaml`` and passed to the trackers.
         last_step: Step that the run resumes from, or None if it starts from scratch.
-        attempt: Current attempt, which refuses writes once a newer attempt has taken over, or None for no check.
+        attempt: Current attempt, which rejects writes once a newer attempt has taken over, or None to skip the check.
     """
 
     def __init__(

@@ -49,8 +49,7 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Substring of Ray's message about a lost worker -> its meaning. The rest of the message is guesses and internal
-names."""
+"""Substring of Ray's message about a lost worker -> its meaning. Ray adds guesses and internal names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

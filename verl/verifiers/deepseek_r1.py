@@ -27,7 +27,7 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Return whether a response is only a thought and a non-empty answer, in tags and separated by whitespace.
+    """Return whether a response consists of a thought and a non-empty answer, tagged and separated by whitespace.
 
     The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """

@@ -55,7 +55,7 @@ _HUNDREDTHS = re.compile(
     r"\s{0,3}(?:\\text\s?\{\s?)?(?:¢|\\cent|\\?%|(?:cents?|penn(?:y|ies)|percent)(?![A-Za-z]))",
     re.IGNORECASE,
 )
-"""A percentage, or a number of cents that dollars may precede."""
+"""A percentage, or an amount in cents that may follow one in dollars."""
 
 _CENTS_IN_WORDS = re.compile(r"(?:[a-z]{1,9}[ -]){1,9}(?:cents?|penn(?:y|ies))(?![A-Za-z])", re.IGNORECASE)
 _CONVERTED = re.compile(r"([^()]{1,60})\(([^()]{1,60})\)")

@@ -207,14 +207,14 @@ _BASE = re.compile(
     re.I,
 )
 MAX_NUMERAL = 200
-"""Maximum length of a number with a base; longer text is not parsed as one."""
+"""Maximum length of a number with a base. Longer text is not parsed as a number."""
 
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """Return the units after numbers or in ``\text{}``, one per listed answer, or an empty set if a word is unknown."""
+    """Return the units after numbers or in ``\\text{}``, one per listed answer, or an empty set if any is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -262,8 +262,8 @@ def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
 def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
     """Convert unified ``text`` to an expression in base units, or return None if it has no units.
 
-    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. Also return the base units' powers and the units
-    found.
+    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. The powers of the base units and the units in
+    ``text`` are also returned.
     """
     terms: list[str] = []
     units: list[Unit] = []

@@ -161,7 +161,7 @@ def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
 
 
 def same_measure(answer: str, truth: str) -> bool | None:
-    """Return whether two texts state the same quantity in different units, or None if their units do not allow it."""
+    """Return whether two texts state the same quantity in different units, or None if they are not such quantities."""
     same = _in_same_units(unify(answer), unify(truth))
     return compare_latex(*same) if same else None
 

@@ -13,7 +13,7 @@ from verl.verifiers.notation import same_words
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_LETTERS_CHARS = 200
-"""Maximum length of a list of letters; longer text is not parsed as one."""
+"""Maximum length of a list of letters. Longer text is not parsed as a list."""
 
 _MARKUP = re.compile(
     r"\\(?:text)?color\s?\{[A-Za-z]{1,20}\}|\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"

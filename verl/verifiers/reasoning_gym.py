@@ -27,7 +27,7 @@ KEYS = ("answer", "dataset", "options", "problem")
 REFUSED = ("os.", "shutil.", "subprocess.", "socket.", "ctypes.", "pty.", "signal.", "fcntl.", "mmap.", "tempfile.")
 """Prefixes of audit events that are refused during scoring."""
 ALLOWED = ("os.listdir", "os.scandir", "os.walk")
-"""Audit events with these prefixes that are allowed, because imports need them."""
+"""Audit events that are allowed despite their prefix, because imports need them."""
 
 _SCORING = threading.local()
 

@@ -18,7 +18,7 @@ from verl.workers.measurements import MeasuredPrompt, PrefixMetrics, PromptRespo
 
 
 class AnalysisWorker:
-    """One of the processes that together hold the policy. Every method is called on all workers at once."""
+    """One of the processes that jointly run the policy. Every method is called on all workers at once."""
 
     def __init__(
         self, model: ModelConfig, place: WorkerPlace, calculator: CalculatorConfig, layer: int, micro_batch_size: int

@@ -222,7 +222,7 @@ def read_problem(
 
 
 def inline_options(question: str) -> dict[str, str]:
-    """Return the text by letter of options such as ``A. 1 B. 2`` or ``(A) 1 (B) 2`` at a question's end, if any."""
+    """Return options at the end of a question, such as ``A. 1 B. 2`` or ``(A) 1 (B) 2``, as text keyed by letter."""
     labels = list(_INLINE_LABEL.finditer(question))
     for order in _LABEL_ORDERS:
         # Search backwards from the end, because the question itself can mention a point A.

@@ -130,14 +130,14 @@ def _metric_table(summary: Summary) -> pd.DataFrame:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """Return the values of k for the overview: 1, and the value that is most often the largest k of a row."""
+    """Return the values of k for the overview: 1, and the most common largest k of a row."""
     known = summary.table[[f"pass@{k}" for k in summary.ks]].notna()
     largest = [ks[-1] for row in known.to_numpy() if (ks := [k for k, has in zip(summary.ks, row, strict=True) if has])]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
 
 
 def sampling_text(config: EvaluationConfig, targets: Collection[Target]) -> str:
-    """Return how responses were sampled: ``temperature 0.6, top_p 0.95, n=4, at most 128 tokens, template chat``."""
+    """Describe how responses were sampled: ``temperature 0.6, top_p 0.95, n=4, at most 128 tokens, template chat``."""
     heat = ["greedy" if value == 0 else f"temperature {value:g}" for value in config.temperatures]
     lengths = " or ".join(dict.fromkeys(str(target.max_response_length) for target in targets))
     templates = " or ".join(dict.fromkeys(target.template for target in targets))
@@ -184,7 +184,7 @@ def markdown(
 
 
 def csv_text(summary: Summary) -> str:
-    """Return the text of ``results.csv``: a line per run and benchmark, rates in [0, 1], undefined values empty."""
+    """Return ``results.csv``, with a line per run and benchmark, rates in [0, 1], and empty cells if undefined."""
     words = {f"difference@{k}_outside_noise": {True: "true", False: "false"} for k in summary.ks}
     table = summary.table.assign(**{name: summary.table[name].map(word) for name, word in words.items()})
     return str(table.to_csv(float_format="%.6g", lineterminator="\n"))

@@ -36,7 +36,7 @@ from verl.utils.user_code import check_signature, load_code
 FIELD = "rollout.multi_turn.agent"
 
 EXCHANGE_S = 0.1
-"""Seconds between two reports of a process, unless a session ends earlier."""
+"""Maximum seconds between two reports of a process, which also reports when a session starts or ends."""
 
 STOP_S = 5.0
 """Seconds within which a cancelled session must end before its process is replaced."""
@@ -190,7 +190,7 @@ def _play_share(share: Share) -> None:
 
 
 def _event_loop(at_once: int) -> asyncio.AbstractEventLoop:
-    """Return this process's event loop, which outlives sessions, because clients in a user's module may do so, too."""
+    """Return this process's event loop, which outlives sessions because clients in a user's module may outlive them."""
     if not _LOOP:
         _LOOP.append(start_loop())
         # With asyncio's few default threads, agents that use threads would wait for each other and block the run.
@@ -267,7 +267,7 @@ async def _in_thread(call: partial[Any]) -> Any:
 
 
 async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:
-    """Run a command with the record on its standard input, and return the reward in its last line, if it has one."""
+    """Run a command with the record on its standard input, and return the reward in its last line, or None."""
     loop = asyncio.get_running_loop()
     process = subprocess.Popen(
         words,

@@ -186,7 +186,7 @@ class Sessions:
                 )
                 break
             check()
-        # In the order of sessions, because places and the assignment to engines would otherwise depend on timing.
+        # Sort by session, because places and the assignment to engines would otherwise depend on timing.
         before = set(self._sampling)
         for event in sorted(asked, key=lambda event: event.session):
             try:

@@ -130,7 +130,7 @@ def check_conversations(
 
 
 def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig) -> dict[str, Any]:
-    """Return the chat template's arguments, including the schemas of the conversations' tools, if any."""
+    """Return the chat template's arguments, with the schemas of the tools if conversations have any."""
     schemas = tool_schemas(options) if options.enable else []
     return dict(chat_arguments) | ({"tools": schemas} if schemas else {})
 
@@ -198,7 +198,7 @@ class Conversations:
 
     @property
     def num_first(self) -> int:
-        """Number of requests that engines can have at once."""
+        """Number of requests that engines can receive at the start."""
         return len(self._all)
 
     @property

@@ -163,7 +163,7 @@ class EnvironmentPool(KillablePool):
         """Return the records with the first states and observations of their environments.
 
         Raises:
-            ConfigError: If an environment raises an exception, exceeds a limit or returns no messages.
+            ConfigError: If an environment raises an exception, exceeds a limit or returns malformed messages.
         """
         begun = []
         for record, outcome in zip(
@@ -395,7 +395,7 @@ def _number(reward: Any, where: str) -> float:
 
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Return an environment's messages, or none for None; raise ``ConfigError`` if they are malformed."""
+    """Return an environment's messages as a list, empty for None; raise ``ConfigError`` if they are malformed."""
     if not isinstance(messages or [], list | tuple):
         raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
     for message in messages or []:

@@ -77,7 +77,7 @@ class Turns:
         self._held[request_id] = ([*known, states], sizes)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop the states of these requests, because their tokens will be read again with newer weights."""
+        """Drop the states of these requests, because they will be recomputed with newer weights."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 

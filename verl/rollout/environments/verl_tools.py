@@ -34,7 +34,7 @@ class VerlTool:
     is_async = True
 
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
-        """Wrap an instance of a veRL tool class, whose tool has this schema."""
+        """Wrap an instance of a veRL tool class and the schema of its tool."""
         self.tool, self.schema = tool, schema
         parameters = inspect.signature(tool.execute).parameters
         takes_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -79,7 +79,7 @@ def agent_data(
 
 
 def verl_tools(path: str) -> Iterator[VerlTool]:
-    """Yield the tools of the YAML file at ``path``; a class without ``tool_schema`` there describes its tool itself.
+    """Yield the tools in the YAML file at ``path``. A class that is listed without ``tool_schema`` provides the schema.
 
     Raises:
         ConfigError: If the file cannot be read, or a class cannot be loaded or created.

@@ -30,10 +30,9 @@ def check_batch(
 
     Args:
         batch: Batch with verdicts and ``learn_mask``, B responses.
-        rows: Rows to learn from, or None for all.
-        group_size: Number of responses per prompt, or None if a method selected the batch. In that case, only masks,
-        versions
-            and duplicate rows are checked.
+        rows: Rows to learn from, or None to use all rows.
+        group_size: Number of responses per prompt, or None if a method selected the batch, in which case only masks,
+            versions and duplicate rows are checked.
         repeats: Whether ``rows`` may contain a row more than once.
 
     Raises:

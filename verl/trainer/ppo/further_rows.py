@@ -27,7 +27,7 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     counts = torch.tensor([len(others) for others in saved])
     if not counts.any():
         return batch
-    # 1. Make rows of the histories, with their session's columns.
+    # 1. Create a row for each history, with its session's columns.
     owner = torch.arange(len(batch)).repeat_interleave(counts)
     rows: list[dict[str, Any]] = [row for others in saved for row in others]
     further = Batch.of([row["prompt_ids"] for row in rows], [row["tokens"] for row in rows]).widened(batch.width)

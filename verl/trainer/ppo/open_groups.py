@@ -92,7 +92,8 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which the engines may stop.
 
-        Open responses must be prefilled again after each stop, so at least a quarter of a batch is replaced at a time.
+        Open responses must be prefilled again after each stop, so filtered groups are replaced a quarter of a batch at
+        a time.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)

@@ -430,7 +430,7 @@ class RolloutScheduler:
 
 
 def finish(verification: Verification, timer: PhaseTimer) -> None:
-    """Wait for the verdicts and measure the time as part of the phase ``reward``."""
+    """Wait for the verdicts, and add the waiting time to the phase ``reward``."""
     with timer.phase("reward"):
         verification.finish()
 

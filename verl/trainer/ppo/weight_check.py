@@ -31,15 +31,16 @@ class Tolerance(NamedTuple):
     """Largest allowed mean difference between engine and policy log-probabilities. The larger limit applies."""
 
     absolute: float
-    """In nats."""
+    """Limit in nats."""
     relative: float
-    """As a fraction of the difference that the noise itself causes."""
+    """Limit as a fraction of the difference that the noise itself causes."""
 
 
 EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.1, 0.1)
 """Tolerances for float32, and for engines or trainers that compute in 16 bits.
 
-In 16 bits, rounding can change a router's choice of experts. Only wrong layers, heads, adapters or models are detected.
+At 16 bits, rounding can change a router's choice of experts, so the check only detects larger parts that are wrong:
+layers, heads, adapters or models.
 """
 
 
