@@ -65,7 +65,7 @@ def generate_target(job: Job, target: Target, title: str, stores: Mapping[Evalua
 
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
-    """Start workers that serve ``model``; the caller must close them. Raises ``WorkerError`` if loading fails."""
+    """Start workers that serve ``model``. The caller must close them. Raises ``WorkerError`` if loading fails."""
     calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
     return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
@@ -79,7 +79,7 @@ def generate_missing(
     display: RunDisplay,
     conversations: ConversationSetup | None = None,
 ) -> None:
-    """Generate the missing samples of every problem and store each one as it arrives.
+    """Generate the missing samples of every problem and store each sample as it arrives.
 
     All tasks share one request stream, so engines wait for the longest response only once, not once per benchmark.
 

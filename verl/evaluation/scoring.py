@@ -1,4 +1,4 @@
-"""Scores stored samples; verdicts are saved next to the samples and recomputed if their inputs change.
+"""Scores stored samples. Verdicts are saved next to the samples and recomputed if their inputs change.
 
 The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source, libraries and limits,
 and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.

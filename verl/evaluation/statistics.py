@@ -41,15 +41,15 @@ FIGURES = ("pass", "maj", "rm", "rm_maj")
 """Prefixes of the ``@k`` statistics. ``rm`` and ``rm_maj`` exist only if a reward model scored the samples."""
 
 ENDS = ("", "_low", "_high")
-"""Column suffixes of an estimate and of its interval's ends; the ends are NaN if there is only one problem."""
+"""Column suffixes of an estimate and of its interval's ends. The ends are NaN if there is only one problem."""
 
 AVERAGE = "macro average"
 """Benchmark name of the rows that contain means over benchmarks."""
 
 MIN_CHANGED = 6
-"""Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer,
-the probability that all of them differ in the same direction by chance exceeds 5% (2 / 2^5 for five problems), even if
-the bootstrap interval excludes zero."""
+"""Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer
+problems, the probability that all of them differ in the same direction by chance exceeds 5% (2 / 2^5 for five
+problems), even if the bootstrap interval excludes zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]
@@ -76,7 +76,7 @@ class Summary:
 
     table: pd.DataFrame
     """One row per benchmark and run, in the order of the results, followed by the averages. The columns match
-    ``results.csv``; undefined values are NaN."""
+    ``results.csv``. Undefined values are NaN."""
     labels: list[str]
     benchmarks: list[str]
     averaged: list[str]
@@ -226,7 +226,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
     """Return each column's mean over benchmarks with its percentile interval.
 
     Args:
-        drawn: :func:`resampled` values of each benchmark; columns missing from any benchmark are ignored.
+        drawn: :func:`resampled` values of each benchmark. Columns missing from any benchmark are ignored.
         shares: Per-problem values of each benchmark if they are in [0, 1], or empty. If all problems of a benchmark
             have equal values, such as 0 of 12 correct, the draws do not vary, and the benchmark contributes a Wilson
             interval (JASA 1927, 22:209) for the sum of the values, rounded to an integer.

@@ -76,7 +76,7 @@ def _field_types(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _read(value: Any, kind: Any) -> Any:
-    """Convert a JSON value to a dataclass, list, dict or plain type; integers are accepted as floats.
+    """Convert a JSON value to a dataclass, list, dict or plain type. Integers are accepted as floats.
 
     Raises:
         TypeError: The value does not have the type ``kind``.
@@ -96,10 +96,10 @@ def _read(value: Any, kind: Any) -> Any:
 
 
 class RecordFile(Generic[RecordT]):
-    """Append-only JSON Lines file of dataclass records; use it as a context manager.
+    """Append-only JSON Lines file of dataclass records. Use it as a context manager.
 
     Args:
-        path: File path; the file is created if missing.
+        path: File path. The file is created if missing.
         kind: Dataclass of the records. Fields with a default factory are optional and not written if empty.
         settings: Settings that the records depend on, stored in the first line, or None to omit this line. A file with
             different settings is emptied.
@@ -199,7 +199,7 @@ class SampleStore(RecordFile[StoredSample]):
         return [(i, j) for i in self.answered for j in range(n) if (i, j) not in self.samples]
 
     def append(self, samples: Sequence[StoredSample]) -> None:
-        """Append samples; once this method returns, they survive a crash of the process."""
+        """Append samples. Once this method returns, they survive a crash of the process."""
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample

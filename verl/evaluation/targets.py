@@ -107,7 +107,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: RunDisplay) -> 
 
 
 def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay) -> tuple[list[Target], str]:
-    """Return the models of one config entry and a folder name; missing steps are reported as errors on ``display``.
+    """Return the models of one config entry and a folder name. Missing steps are reported as errors on ``display``.
 
     Raises:
         ConfigError: ``path`` is neither a model nor a training run.
@@ -167,7 +167,7 @@ def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = 
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Return the number and model path of ``step`` (``LAST`` is the newest); raise ``ConfigError`` if it is missing."""
+    """Return the number and model path of ``step`` (``LAST`` is the newest). Raise ``ConfigError`` if it is missing."""
     if step == 0:
         model = find_model(base or _run_text(root, "model", "path"))
         if not model:
@@ -194,12 +194,12 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
 
 
 def _full_path(model: str) -> str:
-    """Make a local path absolute, since workers may have other working directories; return hub ids unchanged."""
+    """Make a local path absolute, since workers may have other working directories. Hub ids are unchanged."""
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:
-    """Read an option from a run's ``config.yaml``; return None if it is missing or the file cannot be read."""
+    """Read an option from a run's ``config.yaml``. Return None if it is missing or the file cannot be read."""
     try:
         return run_option(read_run_config(root / RUN_CONFIG), group, option)
     except ConfigError:

@@ -159,7 +159,7 @@ def prepare(
     display: RunDisplay,
     more_benchmarks: Mapping[str, list[Problem]] | None = None,
 ) -> Job | None:
-    """Load and validate all inputs before engines start; return None if there is nothing to evaluate.
+    """Load and validate all inputs before engines start. Return None if there is nothing to evaluate.
 
     Args:
         kind: ``evaluation`` or ``analysis``, the name of the folder under ``runs_dir``.

@@ -47,7 +47,7 @@ SAMPLING_LINES_S = 15.0
 
 
 class RunDisplay:
-    """A progress bar over steps with the latest metrics below it; use it as a context manager.
+    """A progress bar over steps with the latest metrics below it. Use it as a context manager.
 
     Args:
         title: Name of the run to show.
@@ -149,7 +149,7 @@ class RunDisplay:
             self.say(f"{self._unit} {step}/{total}  {figures}")
 
     def fail(self, error: Exception | str, what: str = "") -> None:
-        """Print and record an error; ``what`` is the model or benchmark that is skipped because of it."""
+        """Print and record an error. ``what`` is the model or benchmark that is skipped because of it."""
         line = f"{what}: {error}" if what else str(error)
         if line not in self.errors:  # the same error can recur at every temperature
             self.errors.append(line)
@@ -157,7 +157,7 @@ class RunDisplay:
 
     @contextmanager
     def recorded(self, what: str = "") -> Iterator[None]:
-        """Record a ``ConfigError`` raised in the block and suppress it; ``what`` is passed to :meth:`fail`."""
+        """Record a ``ConfigError`` raised in the block and suppress it. ``what`` is passed to :meth:`fail`."""
         try:
             yield
         except ConfigError as error:
@@ -183,7 +183,7 @@ class RunDisplay:
 
 @contextmanager
 def sampling_display(title: str, kept: str) -> Iterator[RunDisplay]:
-    """Show an evaluation or analysis within the block; on an interrupt, print that ``kept`` is preserved.
+    """Show an evaluation or analysis within the block. On an interrupt, print that ``kept`` is preserved.
 
     Raises:
         SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.

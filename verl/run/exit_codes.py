@@ -21,7 +21,7 @@ TERMINATED = 143
 
 
 class Preempted(Exception):
-    """Raised when a run has been asked to end; the same command resumes it."""
+    """Raised when a run has been asked to end. The same command resumes it."""
 
 
 class Preemption:
@@ -38,7 +38,7 @@ class Preemption:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Record the first signal within the block; a second signal ends the process immediately."""
+        """Record the first signal within the block. A second signal ends the process immediately."""
         before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         try:
             yield

@@ -1,4 +1,4 @@
-"""Estimates the GPU memory of each phase of a training run from its options; docs/memory.md derives the terms.
+"""Estimates the GPU memory of each phase of a training run from its options. See docs/memory.md for derivations.
 
 The estimate covers decoder-only models with gated MLPs (Qwen, Llama, Mistral). Activation sizes are based on the
 tensors that autograd saves.
@@ -31,7 +31,7 @@ WARNED = 0.9
 """Fraction of GPU memory above which a run prints a warning, because estimates omit fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
 METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.update"}
-"""Phase -> worker method whose suggested fixes apply to it; optimizer steps use the fixes for loading."""
+"""Phase -> worker method whose suggested fixes apply to it. Optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
 """Memory component -> size in GB on one GPU."""

@@ -61,7 +61,7 @@ def _resolve_model(model: Any) -> Any:
 
 
 def _absolute(model: Any) -> Any:
-    """Return the model config with the full path of a local folder; hub ids are unchanged."""
+    """Return the model config with the full path of a local folder. Hub ids are unchanged."""
     folder = Path(model.path)
     return replace(model, path=str(folder.resolve())) if folder.exists() else model
 
@@ -114,7 +114,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise a ``ConfigError`` that names ``field`` if a folder has no model; accept hub ids (``owner/name``).
+    """Raise a ``ConfigError`` that names ``field`` if a folder has no model. Accept hub ids (``owner/name``).
 
     A path below ``data/`` always denotes a folder, because ``data/`` contains the shipped model.
     """

@@ -43,14 +43,14 @@ from verl.utils.process import available_cores
 T = TypeVar("T")
 
 MAX_WORKERS_PER_CORE = 3
-"""Maximum number of workers per core of a single machine without GPUs; veRL's default of 8 suits GPU machines."""
+"""Maximum number of workers per core of a single machine without GPUs. The default of veRL, 8, suits GPU machines."""
 
 RELEASE_S = 30.0
 """Seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
 
 
 class RaySession(ExitStack):
-    """A context manager for worker groups on a Ray cluster; the first group also starts the cluster.
+    """A context manager for worker groups on a Ray cluster. The first group also starts the cluster.
 
     Args:
         machines: Options for the machines of an existing cluster.
@@ -119,14 +119,14 @@ class RaySession(ExitStack):
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
         **pool: Any,
     ) -> WorkerGroup:
-        """Start a worker group that loads ``models``; the caller must close it.
+        """Start a worker group that loads ``models``. The caller must close it.
 
         Args:
             pool: Additional arguments of :class:`EnginePool` to start separate engines, or none to start the trainers.
 
         Raises:
             WorkerError: If a worker fails to start.
-            ConfigError: If machines are missing or lack a requirement; the message has one line for each.
+            ConfigError: If machines are missing or lack a requirement. The message has one line for each.
         """
         self.start_ray(supervision.say_stage if supervision else lambda stage: None)
         place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
@@ -257,7 +257,7 @@ class TrainingRun(RaySession):
     def start_engines(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str], workers_per_engine: int
     ) -> EnginePool:
-        """Start the separate engines; call this after :meth:`start`."""
+        """Start the separate engines. Call this after :meth:`start`."""
         config: Any = self.config
         started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
         # An engine holds the hidden states of its unfinished conversations, which would be lost if it died.
@@ -306,7 +306,7 @@ class TrainingRun(RaySession):
                 self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
-        """Call ``train`` and return its result; after machine failures, call it again from the latest checkpoint.
+        """Call ``train`` and return its result. After machine failures, call it again from the latest checkpoint.
 
         Raises:
             WorkerError: If the program failed, or if machines failed too often or twice in the same way and step.

@@ -23,7 +23,7 @@ BatchT = TypeVar("BatchT")
 
 
 class Trainer:
-    """Base class of trainers; subclasses define the training step and its metrics."""
+    """Base class of trainers. Subclasses define the training step and its metrics."""
 
     best_by: str
     """Validation metric whose highest value marks the best checkpoint."""

@@ -45,7 +45,7 @@ def compare_latex(
 
     Letters at the end of an expression are read as variables rather than units (``keep_variable``), including names in
     ``SHORT_UNITS`` if the ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides
-    whether they are close; by default, they must agree to six decimals and five significant digits.
+    whether they are close. By default, they must agree to six decimals and five significant digits.
     """
     if measures_differ(answer, ground_truth):
         return False
@@ -109,7 +109,7 @@ def _is_identity(reading: Any) -> bool:
 
 
 def _number(expression: Any) -> Decimal | None:
-    """Return the value of an expression, or of the right side of an equation, if it is a real number, else None."""
+    """Return the value of an expression, or of an equation's right side, or None if it is not a real number."""
     if isinstance(expression, Eq):
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
@@ -160,8 +160,8 @@ def has_variables(latex: str) -> bool:
 def keep_variable(latex: str, short: bool = False) -> str:
     """Put braces around a variable at the end of ``latex``, because math-verify would drop it as a unit.
 
-    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. With ``short``,
-    names in ``SHORT_UNITS`` after a single number also remain units.
+    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. If ``short`` is
+    set, names in ``SHORT_UNITS`` after a single number also remain units.
     """
     latex = _CONSTANT.sub(r" \1 ", latex)
     match = _LAST_LETTERS.search(latex)

@@ -15,7 +15,7 @@ from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
-"""Maximum length of answers to compare algebraically; longer answers are compared only as text."""
+"""Maximum length of answers to compare algebraically. Longer answers are compared only as text."""
 
 MAX_RAW_CHARS = 2000
 """Maximum length before normalisation of answers to compare algebraically. Algebra parses the original text."""
@@ -72,10 +72,10 @@ def after_thinking(text: str) -> str:
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
     """Return a response's answer (None if absent) and whether it was in a box.
 
-    The answer is the first of these that exists: the last box; the number after the last ``####``; the rest of the
-    sentence after the last "answer is" (or "answer:", 答案是); the last number. Boxes and numbers include context that
-    changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. With ``equation``,
-    for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
+    The answer is the first of these that exists: the last box, the number after the last ``####``, the rest of the
+    sentence after the last "answer is" (or "answer:", 答案是), or the last number. Boxes and numbers include context
+    that changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation``
+    is set, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
     """
     boxed = boxed_with_context(text)
     if boxed is not None:
@@ -193,7 +193,7 @@ def normalise(answer: str) -> str:
 
 
 def vote_key(answer: str) -> Hashable:
-    """Return a key that is equal for equivalent answers: the value of a plain number, else the normalised text."""
+    """Return a key that is equal for equivalent answers: the value of a plain number, or else the normalised text."""
     text = normalise(answer.strip())
     number = plain_number(text)
     return text if number is None else number

@@ -97,7 +97,7 @@ def with_context(text: str, start: int, end: int, answer: str, boxed: bool = Fal
 def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
     """Return whether the answer at ``text[start:end]`` is stated rather than asked, assumed, guessed or retracted.
 
-    With ``choice``, the answer is a letter, and statements that do not commit to one option are also rejected.
+    If ``choice`` is set, the answer is a letter, and statements that do not commit to one option are also rejected.
     """
     before = text[max(0, start - SENTENCE_CHARS) : start]
     before = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]

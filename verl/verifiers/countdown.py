@@ -19,7 +19,7 @@ from verl.verifiers.lexicon import plain_number
 from verl.verifiers.verdict import Info, Verdict
 
 MAX_CHARS = 400
-"""Maximum length of an expression; longer expressions count as wrong. Four numbers need about twenty characters."""
+"""Maximum length of an expression. Longer expressions count as wrong. Four numbers need about twenty characters."""
 
 MAX_NUMBERS = 32
 """Maximum count of numbers in a problem."""
@@ -61,9 +61,9 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    The expression is taken from the last ``<answer>``, else the last box, else the text after the last "the answer is".
-    It may contain the four operations, brackets and signs, and may end with ``=`` and the target; anything else is
-    ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
+    The expression is taken from the last ``<answer>``, the last box, or the text after the last "the answer is", in
+    this order. It may contain the four operations, brackets and signs, and may end with ``=`` and the target. Anything
+    else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
 
     Raises ``ValueError`` if the ground truth has no numbers or no target.
     """
@@ -139,7 +139,7 @@ def _integer(value: Any) -> int | None:
 
 
 def tokenise(expression: str) -> list[str] | None:
-    """Split an expression into numbers, operators and brackets, inserting implicit ``*``; return None if impossible."""
+    """Split an expression into numbers, operators and brackets, inserting implicit ``*``. Return None if impossible."""
     for _ in range(MAX_NESTED):
         expression = _FRACTION.sub(r"((\1\2)/(\3\4))", expression)
     for command, sign in _COMMANDS.items():

@@ -79,7 +79,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def unwrap_equations(text: str) -> tuple[str, bool]:
-    """Reduce each equation whose first side is a name to its last side; also return whether other equations remain.
+    """Reduce each equation whose first side is a name to its last side. Also return whether other equations remain.
 
     Answers separated by commas, semicolons or words are reduced individually, even within common brackets.
     """

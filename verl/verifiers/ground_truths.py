@@ -12,7 +12,7 @@ MAX_ACCEPTED = 64
 """Maximum number of accepted answers per question."""
 
 MAX_DEPTH = 32
-"""Maximum nesting depth of a value sent to a verifier process; records in real datasets have two or three levels."""
+"""Maximum nesting depth of a value sent to a verifier process. Records in real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
 """Tolerance in ``extra_info`` -> limit at which every answer would be correct."""

@@ -13,7 +13,7 @@ from verl.verifiers.numerals import WHOLE, in_digits
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 1000
-"""Maximum answer length; longer answers are only compared as mathematics."""
+"""Maximum answer length. Longer answers are only compared as mathematics."""
 
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
@@ -65,7 +65,7 @@ _QUOTED = re.compile("[\"'“”‘’]{1,2}[^\"'“”‘’]{1,99}[\"'“”�
 
 
 def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
+    """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
     If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. The
     number may be in words ("twelve"). Cents and percent may also be read as hundredths.

@@ -56,9 +56,9 @@ def verify_knights_and_knaves(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    A correct answer states every person's role without contradictions. It is taken from the last ``<answer>``, else the
-    last box, else the text after the last "CONCLUSION:". Otherwise, it consists of the last statements in the response,
-    one per person. ``boxed`` is true if the answer is in tags or a box.
+    A correct answer states every person's role without contradictions. It is taken from the last ``<answer>``, the last
+    box, or the text after the last "CONCLUSION:", in this order. Otherwise, it consists of the last statements in the
+    response, one per person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """

@@ -111,7 +111,7 @@ def modifiers_in(text: str) -> list[str]:
 # Numbers with units
 
 MAX_NUMBER_CHARS = 64
-"""Maximum length of a number; longer digit strings are compared as text."""
+"""Maximum length of a number. Longer digit strings are compared as text."""
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 
@@ -306,7 +306,7 @@ def numerals_in(latex: str) -> list[tuple[str, int]]:
 
 
 def numeral_of(latex: str) -> tuple[str, int] | None:
-    """Return the digits and base of ``latex`` if it is a number with a base, else None."""
+    """Return the digits and base of ``latex`` if it is a number with a base, or None otherwise."""
     text = _DROPPED_IN_BASE.sub("", latex.lstrip("$ ")) if len(latex) <= MAX_NUMERAL else ""
     sign = "-" * text.startswith("-")
     numerals = numerals_in(latex) if _BASE.fullmatch(text.removeprefix(sign)) else []

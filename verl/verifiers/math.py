@@ -30,10 +30,10 @@ from verl.verifiers.numerals import in_digits
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 2000
-"""Maximum answer length; a longer answer must equal the ground truth as text."""
+"""Maximum answer length. A longer answer must equal the ground truth as text."""
 
 MAX_LISTED = 12
-"""Maximum length of a list of answers; longer lists are compared as one expression."""
+"""Maximum length of a list of answers. Longer lists are compared as one expression."""
 
 FULL_TURN = 2 * math.pi
 """A full turn in radians. Larger angles without a unit are assumed to be in degrees."""
@@ -74,7 +74,7 @@ EXACT = Tolerance()
 
 
 def verify_math(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused."""
+    """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused."""
     return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 
 
@@ -154,7 +154,7 @@ def _tidy(answer: str, truth: str) -> tuple[str, str]:
 
 
 def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
-    """Convert unified texts to base units if they have the same dimensions but different units, else return None."""
+    """Convert unified texts to base units if they have the same dimensions but different units, or return None."""
     ours = in_base_units(answer)
     theirs = in_base_units(truth) if ours and modifiers_in(answer) == modifiers_in(truth) else None
     return (ours[0], theirs[0]) if ours and theirs and ours[1] == theirs[1] and ours[2] != theirs[2] else None
@@ -230,7 +230,7 @@ def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _both_signs(text: str) -> str:
-    """Expand an answer with a plus-minus sign into a list of two answers; return other answers unchanged."""
+    """Expand an answer with a plus-minus sign into a list of two answers. Other answers are unchanged."""
     if text.count(r"\pm") != 1 or r"\mp" in text:
         return text
     return ", ".join(text.replace(r"\pm", sign) for sign in "+-")

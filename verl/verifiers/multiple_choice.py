@@ -109,13 +109,14 @@ WORDS = "AI"
 def verify_multiple_choice(
     solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if this requires algebra.
+    """Verify a response. Return None if ``quick`` is set and algebra is required.
 
     ``ground_truth`` is a letter, several letters (``AD`` means that exactly these are correct), a labelled option, or
-    the text of an option; anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
+    the text of an option. Anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
     :func:`read_options`), the text of the correct option and expressions equal to it are also accepted.
 
-    The answer is taken from the last box, else the last statement ("the answer is (B)"), else a letter at the end.
+    The answer is taken from the last box, the last statement ("the answer is (B)"), or a letter at the end, in this
+    order.
     """
     options = read_options((extra_info or {}).get("options"))
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)

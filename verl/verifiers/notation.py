@@ -134,8 +134,8 @@ _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
     """Split unified ``text`` into answers, and return whether semicolons separate them, so that their order matters.
 
-    A surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and a group of three digits
-    is not a separator.
+    A surrounding pair of set braces is removed. If ``thousands`` is set, a comma between a digit and a group of three
+    digits is not a separator.
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
     parts, depth, start, ordered = [], 0, 0, False

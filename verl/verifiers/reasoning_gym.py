@@ -35,11 +35,11 @@ _SCORING = threading.local()
 def verify_reasoning_gym(
     solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if there is an answer to score. ``extra_info`` is unused.
+    """Verify a response. Return None if ``quick`` is set and there is an answer to score. ``extra_info`` is unused.
 
-    The answer is the content of the last ``<answer>``, else of the last box, else the whole response if it is short.
-    The generator's scorer computes the score. A response is correct if its score is at least 1. If the scorer fails,
-    the score is 0.
+    The answer is the content of the last ``<answer>``, the content of the last box, or the whole response if it is
+    short, in this order. The generator's scorer computes the score. A response is correct if its score is at least 1.
+    If the scorer fails, the score is 0.
     """
     (truth,) = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)

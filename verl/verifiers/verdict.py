@@ -41,7 +41,7 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Verdict":
-        """Restore a verdict from the output of :meth:`as_dict`; earlier versions named ``acc`` ``correctness``."""
+        """Restore a verdict from the output of :meth:`as_dict`. Earlier versions named ``acc`` ``correctness``."""
         correct = saved["acc"] if "acc" in saved else saved["correctness"]
         boxed, reason, answer = (saved[name] for name in ("boxed", "reason", "answer"))
         return cls(correct, boxed, reason, answer, saved["score"], saved["reward_extra_info"])
@@ -58,7 +58,7 @@ def decide(
     quick: bool = False,
     algebra: Callable[[str], bool | None] = lambda answer: None,
 ) -> Verdict | None:
-    """Return the verdict on an answer. With ``quick``, return None if this requires algebra.
+    """Return the verdict on an answer, or None if ``quick`` is set and algebra is required.
 
     Args:
         answer: answer in the response, or None if there is none.

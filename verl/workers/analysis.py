@@ -1,6 +1,6 @@
 """Analysis worker: a policy that runs on finished responses and computes metrics that need its internal states.
 
-Hidden states and distributions over the vocabulary stay in the worker; only a few numbers per response are returned.
+Hidden states and distributions over the vocabulary stay in the worker. Only a few numbers per response are returned.
 """
 
 import torch

@@ -39,7 +39,7 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
-"""Maps each of our fields to its case-insensitive names in files; the first name with a value in a row is used.
+"""Maps each of our fields to its case-insensitive names in files. The first name with a value in a row is used.
 ``context`` is prepended to the question. A field like ``body`` is used for only one of these two. The answer and all
 ``wrong_answers`` become options, shuffled with the question as the seed. ``verifier``, the data source that selects the
 verifier, is read only if a mapping names its field."""
@@ -58,7 +58,7 @@ _INLINE_LABEL = re.compile(
 _BEFORE_OPTION = re.compile(r"(?:\\ |~|\s)*")
 _AFTER_OPTION = re.compile(r"(?:\\q?quad|\\n|\\\\|[~\s(（])\Z")
 _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
-"""Sequences of option letters; the ACT uses the second one in every other question."""
+"""Sequences of option letters. The ACT uses the second one in every other question."""
 
 _ANSWER_AT_END = re.compile(r"\banswers?\s*+[:：]\s*+(\S.*)\Z", re.IGNORECASE)
 _SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
@@ -264,7 +264,7 @@ def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these; reject chat messages."""
+    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these. Reject chat messages."""
     for entry in value if isinstance(value, list) else [value]:
         nested = isinstance(entry, Mapping | list)
         infinite = isinstance(entry, float) and not math.isfinite(entry)

@@ -52,12 +52,12 @@ def markdown_table(cells: pd.DataFrame) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape ``text`` for use in a table cell; control characters and line breaks become spaces."""
+    """Escape ``text`` for use in a table cell. Control characters and line breaks become spaces."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def terminal_table(title: str, cells: pd.DataFrame) -> Table:
-    """Return a table that fits in 80 columns unless names are unusually long; long names are wrapped."""
+    """Return a table that fits in 80 columns unless names are unusually long. Long names are wrapped."""
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in cells.index.names:
         shown.add_column(name, overflow="fold")

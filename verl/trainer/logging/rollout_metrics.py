@@ -179,7 +179,7 @@ def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: floa
     """Return metrics of the mismatch between rollout engine and policy, and the policy's mean entropy in nats.
 
     ``rollout/logprob_abs_diff`` is the mean absolute difference between the log-probabilities of engine and policy, in
-    nats, and ``rollout/logprob_abs_diff_max`` the largest one. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
+    nats, and ``rollout/logprob_abs_diff_max`` the maximum. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
 
     Args:
         batch: Batch with the ``logprobs`` and ``entropy`` of the policy that sampled it.

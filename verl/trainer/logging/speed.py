@@ -1,6 +1,6 @@
 """Speed and memory metrics per phase, and profiler traces.
 
-Names follow veRL where it defines them; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
+Names follow veRL where it defines them. ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
 - ``timing_s/<phase>``: seconds per phase; their sum is ``timing_s/step`` (= ``perf/time_per_step``). If engines have
   separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time that
@@ -164,7 +164,7 @@ class PhaseTimer:
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
     """Return a device's peak in 10^12 operations per second, from ``config`` (``trainer.peak_tflops``) if it is not 0.
 
-    Otherwise, look up the device by name; return None if the name is unknown or the dtype is not ``bfloat16``.
+    Otherwise, look up the device by name. Return None if the name is unknown or the dtype is not ``bfloat16``.
     """
     if config:
         return config
@@ -178,7 +178,7 @@ class ModelCost:
     """Operation count of a decoder-only transformer, from PaLM's formula (arXiv 2204.02311, appendix B).
 
     A forward pass takes 2 N + 4 L H Q T operations per token, with N parameters, L layers, H heads of width Q, and T
-    tokens of context; a backward pass takes twice as many. The formula assumes that every token attends to the whole
+    tokens of context. A backward pass takes twice as many. The formula assumes that every token attends to the whole
     sequence. Recomputation (gradient checkpointing) and padding are not counted, so they lower the utilization.
     """
 
@@ -209,7 +209,7 @@ class ModelCost:
         return ModelCost(self.num_parameters - head, self.attention_width)
 
     def flops(self, tokens: float, context: float, passes: int) -> float:
-        """Return the number of operations; ``tokens`` and ``context`` are defined in :class:`Work`."""
+        """Return the number of operations. ``tokens`` and ``context`` are defined in :class:`Work`."""
         # Attention has no weights to freeze, so its backward pass always costs two passes.
         attention = FORWARD if passes == FORWARD else UPDATE
         return passes * 2 * self.num_parameters * tokens + attention * 4 * self.attention_width * context

@@ -42,7 +42,7 @@ class OpenGroups:
     """Number of groups admitted so far."""
 
     def admit(self, records: Sequence[PromptRecord], step: int, seed: int, conversing: bool) -> None:
-        """Admit one group per prompt; ``seed`` is the run's seed, and ``conversing`` is set for multi-turn rollouts."""
+        """Admit one group per prompt. ``seed`` is the run's seed, and ``conversing`` is set for multi-turn rollouts."""
         prompts = [record for record in records for _ in range(self.n)]
         groups = self.num_admitted + torch.arange(len(records)).repeat_interleave(self.n)
         seeds = ((seed << 32) + ADMITTED + groups).tolist()
@@ -123,7 +123,7 @@ class OpenGroups:
         )
 
     def state(self, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
-        """Return the groups as JSON values and tensors; ``prompts`` is the training data, indexed by ``uid``."""
+        """Return the groups as JSON values and tensors. ``prompts`` is the training data, indexed by ``uid``."""
         parts = {"open": self.open, "ready": self.ready}
         saved = {name: batch_state(part, prompts) for name, part in parts.items() if part is not None}
         waiting = [saved_record(record, prompts) for record in self.waiting]

@@ -123,7 +123,7 @@ class RolloutScheduler:
         settings: Mapping[str, Any] | None = None,
         timer: PhaseTimer | None = None,
     ) -> tuple[Batch, Verification]:
-        """Generate ``sampling.n`` responses to each prompt and start to verify each one when it finishes.
+        """Generate ``sampling.n`` responses to each prompt and start verifying each response as soon as it finishes.
 
         Random draws depend only on the run's seed, ``step`` and the prompt. ``settings`` override ``sampling``, and
         ``timer``, if set, measures the phase ``gen``.

@@ -42,7 +42,7 @@ class Verification:
         self._submitted: list[tuple[list[int], PendingVerdicts]] = []
 
     def add(self, part: Batch) -> None:
-        """Add finished responses; their column ``request`` contains their indices in ``records``."""
+        """Add finished responses. Their column ``request`` contains their indices in ``records``."""
         rows = part.request.tolist()
         for row, text in zip(rows, policy_texts(part, self.tokenizer, self.stop_strings), strict=True):
             self.texts[row] = text
@@ -75,7 +75,7 @@ class Verification:
         self._submitted.append((rows, pending))
 
     def verdicts(self) -> list[Verdict]:
-        """Wait for and return the verdicts in the order of ``records``; re-raise any exception from a verifier."""
+        """Wait for and return the verdicts in the order of ``records``. Re-raise any exception from a verifier."""
         verdicts = dict.fromkeys(self._unscored, Verdict(False, False, "unscored", score=0.0))
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)

@@ -98,7 +98,7 @@ def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[Pr
 
 
 def _sample(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord]) -> tuple[Batch, Tensor]:
-    """Sample short responses to the first prompts; return them with each response's engine index, [B] int64."""
+    """Sample short responses to the first prompts. Return them with each response's engine index, [B] int64."""
     num_engines = len(policy.engines.living) // config.rollout.tensor_parallel_size
     prompts = [records[i % len(records)] for i in range(ROWS * num_engines)]
     requests = ResponseRequests(
