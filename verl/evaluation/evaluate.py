@@ -1,7 +1,6 @@
 """Runs an evaluation, from a validated config to tables, curves and an HTML page.
 
-If a benchmark or model fails, its error is printed, all other benchmarks and models are still evaluated, and the exit
-code is 1.
+If a benchmark or model fails, the error is printed, the evaluation continues, and the exit code is 1.
 """
 
 from contextlib import ExitStack, closing

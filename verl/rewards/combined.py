@@ -25,8 +25,7 @@ def weighted_sum(
 
     A function that returns None is skipped, and the other weights do not change. The result contains the score of each
     function under its name, and the functions' extra values. The response is correct if the first function that returns
-    ``acc`` says so. If no function does, it is correct if the first function that applies returns a score above 0.
-    Coroutines run concurrently.
+    ``acc`` says so, or otherwise if the first function that applies returns a score above 0. Coroutines run together.
 
     Args:
         parts: Weight, import path and function of each summand.

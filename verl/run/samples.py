@@ -83,8 +83,7 @@ class SampleStore:
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
     """Yield files to remove until the remaining files take up at most ``limit`` bytes, but never the newest file.
 
-    Training files are removed before validation files. Within each kind, every other file is removed, oldest first,
-    until enough files are gone.
+    Training files are removed first. Within each split, every other file is removed, oldest first, repeatedly.
     """
     total = sum(sizes.values())
     left = sorted(sizes)[:-1]

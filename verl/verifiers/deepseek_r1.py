@@ -14,10 +14,9 @@ def verify_deepseek_r1(
 ) -> Verdict | None:
     """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
-    The answer is taken from the last ``<answer>`` after all thoughts: its box, its statement ("the answer is 5"), or
-    its whole content, in this order. It is compared as mathematics even if the response is malformed. ``boxed`` is true
-    for well-formed responses. If ``mode=independent``, a correct answer scores 1 (0.5 if malformed), and a wrong answer
-    -0.5 (-1 if malformed).
+    The answer is the box, the statement ("the answer is 5"), or the whole content of the last ``<answer>`` after all
+    thoughts. It is compared as mathematics even in a malformed response. ``boxed`` is true for well-formed responses.
+    With ``mode=independent``, a correct answer scores 1 (0.5 if malformed) and a wrong one -0.5 (-1 if malformed).
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")

@@ -262,8 +262,7 @@ def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
 def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
     """Convert unified ``text`` to an expression in base units, or return None if it has no units.
 
-    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. The powers of the base units and the units in
-    ``text`` are also returned.
+    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. Also return the base units' powers, and the units.
     """
     terms: list[str] = []
     units: list[Unit] = []

@@ -37,8 +37,7 @@ class AnalysisWorker:
         """Run the policy on the responses to this worker's prompts and return their metrics.
 
         Args:
-            shares: Prompts of each worker. All workers must have the same number of prompts and of responses per
-            prompt.
+            shares: Prompts of each worker. The numbers of prompts and of responses per prompt must not vary.
             temperature: Softmax temperature for log-probabilities and entropies.
         """
         prompts = shares[self.rank]

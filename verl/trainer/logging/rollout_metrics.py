@@ -159,8 +159,7 @@ def learning_metrics(
 
     Args:
         of_responses: Values per response, [B] by name.
-        of_tokens: Values per token, [B, R] by name. If they include ``values``, also return
-        ``critic/vf_explained_var``.
+        of_tokens: Values per token, [B, R] by name. ``values`` also yield ``critic/vf_explained_var``.
         learn_mask: Mask of the tokens to include, [B, R] bool.
     """
     learned = {name: values[learn_mask] for name, values in of_tokens.items()}
@@ -293,8 +292,7 @@ def verdict_metrics(
     """Return all metrics of the verdicts on sampled responses.
 
     They include scores, counts of reasons, the fraction of prompts without a learning signal (all ``n`` > 1 responses
-    have the same score), and metrics for each data source in ``logged``. ``sources`` contains the data source of each
-    response.
+    have the same score), and metrics for each data source in ``logged``. ``sources`` are the responses' data sources.
     """
     means = score_metrics(verdicts)
     metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)

@@ -52,10 +52,9 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, keyed by part of the GPU's
-name. The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and
-L4. For Hopper, Ada and Blackwell, the sheets list twice these numbers, with sparsity. H800 and A800 match H100 and
-A100."""
+"""Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, by part of the GPU's name.
+The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4.
+For Hopper, Ada and Blackwell, they list twice these numbers, with sparsity. H800 and A800 match H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
 """Name of each phase in veRL's ``perf/mfu`` metrics."""
@@ -64,9 +63,8 @@ BATCH = "batch"
 """Key under which the work of a step's whole batch is recorded."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Number of passes over the weight matrices in a forward pass, an update, and an update with LoRA. A backward pass
-needs two, for the gradients of inputs and weights, but only one with LoRA, because the weights are frozen and the
-adapters are negligible."""
+"""Number of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
+only one with LoRA, because the weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Attributes of ``transformers`` configs that contain the number of experts."""

@@ -92,8 +92,7 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which the engines may stop.
 
-        Open responses must be prefilled again after each stop, so filtered groups are replaced a quarter of a batch at
-        a time.
+        Each stop forces open responses to be prefilled again, so at least a quarter of a batch is replaced at a time.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)

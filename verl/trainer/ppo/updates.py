@@ -127,8 +127,7 @@ class Updates:
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
     """Yield mini-batches of ``num_rows`` responses with their numbers of tokens and responses to train on.
 
-    If the batch has a column ``episode``, agent sessions are counted instead of responses, and their rows stay
-    together.
+    If the batch has ``episode``, agent sessions are counted instead of responses, and their rows stay together.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.

@@ -1,9 +1,8 @@
 """Checks that engines sample with the policy's weights.
 
 An engine that keeps old weights, or has a layer, adapter or expert in the wrong place, samples plausible text from a
-different policy. Training then merely seems not to help. The weight changes of a single update are too small to detect
-this at an engine's precision. The check therefore changes every weight by a fifth before the first step and restores it
-afterwards.
+different policy, and training merely seems not to help. The weight changes of one update are too small to detect this
+at an engine's precision. The check therefore changes every weight by a fifth before the first step, then restores it.
 """
 
 from collections.abc import Sequence
@@ -39,8 +38,7 @@ class Tolerance(NamedTuple):
 EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.1, 0.1)
 """Tolerances for float32, and for engines or trainers that compute in 16 bits.
 
-At 16 bits, rounding can change a router's choice of experts, so the check only detects larger parts that are wrong:
-layers, heads, adapters or models.
+At 16 bits, rounding changes which experts a router selects, so only wrong layers, heads, adapters or models are found.
 """
 
 
