@@ -144,7 +144,7 @@ def score_batches(
 
 
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
-    """Return all inputs of the verdicts except the responses."""
+    """Return everything that the verdicts depend on, except the responses."""
     sources = [path for package in verl.rewards.__path__ for path in sorted(Path(package).iterdir()) if path.is_file()]
     functions = [part for path in config.paths_of_custom_functions().values() for _, part in summands(path)]
     sources += [path for path in map(source_file, functions) if path is not None]

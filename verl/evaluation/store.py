@@ -170,7 +170,7 @@ class SampleStore(RecordFile[StoredSample]):
 
     Args:
         folder: Sample folder, which is created if missing.
-        settings: All inputs of the samples except the prompts, as plain values.
+        settings: Everything that the samples depend on except the prompts, as plain values.
         prompts: Prompt token ids of each problem. The number of problems may differ from earlier evaluations.
         unanswered: Indices of problems that are never sampled.
 

@@ -69,7 +69,7 @@ class EvaluationTask:
     """Whether the prompts end with ``<think>``."""
     folder: Path
     settings: dict[str, Any]
-    """All inputs of the samples except the prompts."""
+    """Everything that the samples depend on, except the prompts."""
     unanswered: Mapping[int, int]
     """Prompt lengths, by problem index, of problems that are not sampled because their prompts are too long."""
 
@@ -320,7 +320,7 @@ def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrained
 def _settings(
     target: Target, tokenizer: PreTrainedTokenizerBase, config: EvaluationConfig, device_type: str
 ) -> dict[str, Any]:
-    """Return all inputs of the samples except the prompts and the temperature."""
+    """Return everything that the samples depend on, except the prompts and the temperature."""
     settings: dict[str, Any] = {
         "model": model_digest(target.path),
         "template": target.template,

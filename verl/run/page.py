@@ -21,7 +21,7 @@ class PageWriter:
         self._folder, self._freq, self._say = folder, freq, say
         self._process: subprocess.Popen[bytes] | None = None
         self._behind = False
-        """Whether a step has been recorded since :meth:`finish`."""
+        """Whether a step has been recorded since the last call of :meth:`finish`."""
 
     @contextmanager
     def even_after_failure(self) -> Iterator[None]:

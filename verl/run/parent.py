@@ -1,4 +1,4 @@
-"""Runs the actual work in a child process, and reports how the child ended if the child could not report it.
+"""Runs the actual work in a child process, and reports failures that the child could not report itself.
 
 Ray silently kills a process that has lost its node manager (the raylet), and the system kills a process that uses too
 much memory. Thanks to the parent, the user still sees an error, the command that resumes the run, and an exit code.

@@ -85,7 +85,7 @@ class TeacherServer:
         self.options = options
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
-        """The server's ``max_model_len``, which a prompt with its response must not reach, or None if unknown."""
+        """The server's ``max_model_len``, or None if unknown. A prompt and its response must be shorter in total."""
         self.note = ""
         """Warning that the tokenizers could not be compared, or an empty string."""
         try:

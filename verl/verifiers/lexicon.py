@@ -45,7 +45,7 @@ _SIZES: dict[str, str] = WORDS["sizes"]
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Return whether one or two letters after a number are a unit. Names in ``SHORT_UNITS`` are units if ``short``."""
+    """Return whether one or two letters after a number are a unit. Return ``short`` for names in ``SHORT_UNITS``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS

@@ -49,8 +49,8 @@ def load_benchmark(
     """Return the problems of the benchmark ``name``, in order.
 
     A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if the name is not in
-    ``BENCHMARKS``. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's;
-    other fields are recognised by name. ``data_source`` selects the verifier for rows that do not name one; None
+    ``BENCHMARKS``. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's.
+    Other fields are recognised by name. ``data_source`` selects the verifier for rows that do not name one. None
     chooses it automatically. Columns that match parameters of a custom reward function are added to ``extra_info``.
     Training files, whose prompts are chats, are read as in training, with ``whole_rows`` as in :class:`PromptLayout`.
     If ``scored`` is False, answers may be missing.

@@ -40,12 +40,12 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "verifier": (),
 }
 """Maps each of our fields to its case-insensitive names in files. The first name with a value in a row is used.
-``context`` is prepended to the question. A field like ``body`` is used for only one of these two. The answer and all
+``context`` is prepended to the question. A field like ``body`` is either context or question. The answer and all
 ``wrong_answers`` become options, shuffled with the question as the seed. ``verifier``, the data source that selects the
 verifier, is read only if a mapping names its field."""
 
 PLAIN = ("context", "question", "answer")
-"""Fields whose values must be text, numbers, or lists of text and numbers."""
+"""Fields whose values must be strings, numbers, or lists of strings and numbers."""
 
 CHOICE_NAMES = ("choice_answer", "correct_option")
 """Fields whose letters are interpreted as options, even if no options are found in the question."""

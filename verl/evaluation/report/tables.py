@@ -137,7 +137,7 @@ def comparison_ks(summary: Summary) -> list[int]:
 
 
 def sampling_text(config: EvaluationConfig, targets: Collection[Target]) -> str:
-    """Describe how responses were sampled: ``temperature 0.6, top_p 0.95, n=4, at most 128 tokens, template chat``."""
+    """Describe the sampling options, as in ``temperature 0.6, top_p 0.95, n=4, at most 128 tokens, template chat``."""
     heat = ["greedy" if value == 0 else f"temperature {value:g}" for value in config.temperatures]
     lengths = " or ".join(dict.fromkeys(str(target.max_response_length) for target in targets))
     templates = " or ".join(dict.fromkeys(target.template for target in targets))

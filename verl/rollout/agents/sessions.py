@@ -47,7 +47,7 @@ from verl.utils.background import drain
 from vllm_patches.streams import substream
 
 PATIENCE_S = 60.0
-"""Seconds without an event after which sampling goes on without busy agents, which may wait for each other."""
+"""Seconds without an event after which sampling continues, because busy agents may be waiting for each other."""
 
 CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls", "malformed", "failures", "timeouts"))
 

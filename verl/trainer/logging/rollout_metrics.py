@@ -319,7 +319,7 @@ def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
 
     ``pass@k`` is the probability that at least one of k responses is correct, ``best@k/mean`` and ``worst@k/mean`` are
     their highest and lowest scores, and ``maj@k/mean`` is the probability that a majority vote is correct (omitted if
-    verifiers extract no answers). Each is the exact mean over all subsets of k responses.
+    verifiers extract no answers). Each metric is the exact mean over all subsets of k responses.
     """
     scores, correct = score_tensors(verdicts)
     grouped, num_correct = scores.double().view(-1, n), correct.view(-1, n).sum(dim=1)

@@ -54,7 +54,7 @@ PEAK_TFLOPS = {
 }
 """Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, by part of the GPU's name.
 The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4.
-For Hopper, Ada and Blackwell, they list twice these numbers, with sparsity. H800 and A800 match H100 and A100."""
+For Hopper, Ada and Blackwell, NVIDIA lists twice these numbers, with sparsity. H800 and A800 match H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
 """Name of each phase in veRL's ``perf/mfu`` metrics."""
@@ -91,7 +91,7 @@ class StepRecord(NamedTuple):
     work: dict[str, Work]
     """Total work of all workers, for phases that process tokens."""
     peaks: dict[str, MemoryPeak]
-    """Peak memory of the worker that used the most, for phases that use workers."""
+    """Highest peak memory of any worker, for phases that use workers."""
     background: dict[str, float]
     """Seconds spent in phases that ran in parallel on separate devices and do not count towards the step's time."""
 

@@ -24,14 +24,14 @@ ADMITTED = 1 << 31
 
 @dataclass(eq=False)
 class OpenGroups:
-    """Groups that have been admitted but that no step has learned from yet."""
+    """Groups that have been admitted but not trained on yet."""
 
     n: int
     """Number of responses per group."""
     batch_size: int
     """Number of groups per step."""
     carried_steps: int
-    """Maximum number of steps from a group's admission to the step that learns from it."""
+    """Maximum number of steps from a group's admission to the step that trains on it."""
     open: Batch | None = None
     """Partial responses."""
     ready: Batch | None = None
