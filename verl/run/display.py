@@ -40,7 +40,7 @@ SAMPLING = {
     "tok/s": ("tokens_per_s", ".0f"),
     "seconds left": ("seconds_left", ".0f"),
 }
-"""Metrics shown while an evaluation or analysis samples."""
+"""Metrics shown while an evaluation or analysis is sampling."""
 
 SAMPLING_LINES_S = 15.0
 """Seconds between progress lines of an evaluation if lines cannot be redrawn."""

@@ -100,7 +100,7 @@ def _halvings(step: int) -> int:
 
 
 def drop_samples(root: Path, last_step: int | None) -> None:
-    """Remove the samples of steps after ``last_step`` of the run in ``root``, or all samples if it is None."""
+    """Remove the samples of the run in ``root`` after ``last_step``, or all samples if ``last_step`` is None."""
     folder = root / SAMPLES
     for file in sample_files(folder):
         if last_step is None or file.step > last_step:

@@ -48,12 +48,12 @@ def load_benchmark(
 ) -> list[Problem]:
     """Return the problems of the benchmark ``name``, in order.
 
-    A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if the name is not in
-    ``BENCHMARKS``. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's.
-    Other fields are recognised by name. ``data_source`` selects the verifier for rows that do not name one. None
-    chooses it automatically. Columns that match parameters of a custom reward function are added to ``extra_info``.
-    Training files, whose prompts are chats, are read as in training, with ``whole_rows`` as in :class:`PromptLayout`.
-    If ``scored`` is False, answers may be missing.
+    A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` does
+    not contain the name. ``fields`` maps names in ``verl.evaluation.benchmarks.rows.FIELD_NAMES`` to the file's field
+    names. Other fields are recognised by name. ``data_source`` selects the verifier for rows that do not name one, and
+    None chooses it automatically. Columns that match parameters of a custom reward function are added to
+    ``extra_info``. Training files, whose prompts are chats, are read as in training, with ``whole_rows`` as in
+    :class:`PromptLayout`. If ``scored`` is False, answers may be missing.
 
     Raises:
         ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
