@@ -40,7 +40,7 @@ from verl.trainer.logging.rollout_metrics import (
 from verl.trainer.logging.speed import BATCH, Work, step_metrics
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ahead import StepAhead
-from verl.trainer.ppo.batch_check import FREQUENCY, check_batch
+from verl.trainer.ppo.batch_check import FREQUENCY, check_batch, check_carried_over
 from verl.trainer.ppo.resampled import FIRST, original
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 from verl.trainer.ppo.samples import SampleLogger
@@ -75,6 +75,8 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = scheduler.method
         self.calculator = setup.calculator
         self.samples = samples
+        self.carried_over: dict[tuple[int, int], int] = {}
+        """Responses of recent steps with carry-over, for :func:`check_carried_over`."""
         self.logged_prefix_note = self.listed_operations = self.looked_at_scores = self.checked_batch = False
         self.loss = setup.loss
         self.policy = scheduler.policy
@@ -305,6 +307,8 @@ class RayPPOTrainer(Trainer):
 
     def _check(self, batch: Batch, rows: Tensor | None) -> None:
         """Check the first batch of this process, then one batch every ``FREQUENCY`` steps."""
+        if "stream" in batch and not self.method.overrides("learn_from"):
+            check_carried_over(batch, self.carried_over, self.step)
         if self.checked_batch and self.step % FREQUENCY:
             return
         self.checked_batch, config, scheduler = True, self.config, self.scheduler
