@@ -115,7 +115,7 @@ def verify_multiple_choice(
     the text of an option. Anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
     :func:`read_options`), the text of the correct option and expressions equal to it are also accepted.
 
-    The answer is the first of the last box, the last statement ("the answer is (B)"), and a letter at the end.
+    The answer is in the last box, or else in the last statement ("the answer is (B)") or a letter at the end.
     """
     options = read_options((extra_info or {}).get("options"))
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)

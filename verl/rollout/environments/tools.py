@@ -251,7 +251,7 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 
 
 def read_arguments(written: Any) -> Any:
-    """Return arguments as a mapping if they are JSON, or a JSON string that contains JSON, as in OpenAI's API.
+    """Return arguments as a mapping if they are a JSON object, or a JSON string with one, as in OpenAI's API.
 
     Other arguments, including those nested more than ``DEEPEST`` levels deep, are returned as text.
     """

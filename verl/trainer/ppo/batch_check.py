@@ -89,8 +89,8 @@ def check_carried_over(batch: Batch, learned: dict[tuple[int, int], int], step: 
     """Check that no response of a batch with carry-over was in the batch of an earlier step.
 
     Args:
-        learned: The step whose batch contained a response, by its step of admission and random stream. The responses of
-            ``batch`` are added, and those of more than ``FREQUENCY`` steps ago are removed.
+        learned: Step whose batch contained each response, keyed by the response's admission step and random stream. The
+            responses of ``batch`` are added, and entries that are older than ``FREQUENCY`` steps are removed.
 
     Raises:
         WorkerError: If a response was in an earlier batch.
