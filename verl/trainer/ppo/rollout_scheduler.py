@@ -49,7 +49,7 @@ ROUND_STEP = 1 << 29
 """Offset added to the step in the seed for each round of resampling."""
 
 REPEATED = 1 << 40
-"""Offset added to a group's ID for each earlier occurrence of its prompt in the batch."""
+"""Offset added to a group's id for each earlier occurrence of its prompt in the batch."""
 REFILL_STEP = 1 << 21
 """Offset added to the step in the seed for each further batch, so that a prompt drawn again yields new responses."""
 
