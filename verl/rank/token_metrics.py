@@ -53,7 +53,7 @@ def _user_metric(path: str, batch: Batch) -> Tensor:
 
 
 def _token_metric(name: str, batch: Batch) -> Tensor:
-    """Compute a built-in metric as float64 ``[B]``, which is 0 for responses without tokens."""
+    """Compute a token metric as float64 ``[B]``; built-in metrics are 0 for responses without tokens."""
     if name == "avg_response_entropy":
         return frequency_entropy(batch.padded("response_tokens"), batch.policy_mask)
     if is_import_path(name):
