@@ -58,8 +58,7 @@ def mismatch_metrics(
         response_mask: mask with at least one token in each row.
         level: ``token`` for the ratio of each token, or ``sequence`` for the ratio of the whole response.
         cap: bound on the weights, which are clamped to [1 / cap, cap] for the effective sample size.
-        floor: if above 0, the lower bound instead of 1 / cap; the effective sample size sets weights out of bounds to
-            0.
+        floor: if above 0, lower bound instead of 1 / cap; in the effective sample size, weights out of bounds are 0.
 
     Returns:
         veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, and ``chi2_token`` and

@@ -15,9 +15,9 @@ LITERAL = ("[", "{", "'", '"', "$")
 def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
     """Convert shorthand ``arguments`` to Hydra's syntax.
 
-    Unless it is a sweep, ``benchmarks=a,b`` becomes ``benchmarks=[a,b]``, as for all list options. ``runs.mine.path=x``
-    becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping entries may be new.
-    Hydra's own flags are moved to the end.
+    Commas form a list for all list options, except in sweeps: ``benchmarks=a,b`` becomes ``benchmarks=[a,b]``.
+    ``runs.mine.path=x`` becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping
+    entries may be new. Hydra's own flags are moved to the end.
 
     Raises ``FlagError`` if a flag is not one of Hydra's.
     """

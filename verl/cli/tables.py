@@ -62,12 +62,12 @@ class CommandLine:
 
 
 def plain(markdown: str) -> str:
-    """Return the text without Markdown's code marks."""
+    """Return the text without Markdown's backticks."""
     return markdown.replace("`", "")
 
 
 Function = Callable[["Option", str, CommandLine], list[str]]
-"""f(option, value as typed, command) -> our overrides; the key ``by`` of a row names it."""
+"""f(option, value as typed, command) -> our overrides; rows refer to such a function with the key ``by``."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Option:
     meaning: str = ""
 
     def translate(self, value: str, line: CommandLine) -> list[str]:
-        """Return our overrides for the value of the option, as typed.
+        """Return our overrides for the option's value as typed.
 
         Raises ``FlagError`` if the option, or this value, is rejected.
         """
@@ -107,7 +107,7 @@ class Option:
         if any(line.text(option) in values for option, values in self.unless.items()):
             return []
         words = {same(part).lower() for part in elements(value) or ["null"]}
-        # An accepted value such as ${option:default} is that of another option.
+        # An accepted value such as ${option:default} refers to another option's value.
         references = r"\$\{([\w.]+):(\w+)\}"
         accepted = {re.sub(references, lambda name: line.text(name[1], name[2]), word).lower() for word in self.only}
         if self.only and words - accepted:

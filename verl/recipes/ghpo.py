@@ -21,9 +21,9 @@ class GuidedHints(Method):
         solution: str = "solution",
         rounds: int = 3,
     ) -> None:
-        """Configure the fractions to show, one per round, and the most ``rounds``; see :func:`with_hint` for the rest.
+        """Configure the fractions to show, one per round, and the maximum number of ``rounds``.
 
-        The last fraction also applies to all later rounds.
+        The last fraction also applies to all later rounds. For the other arguments, see :func:`with_hint`.
         """
         self.rounds = rounds
         self.shares = tuple(shares)

@@ -81,7 +81,7 @@ class LaserD(Saving):
 
 
 def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
-    """Return LASER's rewards [B], given ``correct [B]``, ``lengths [B]`` and ``targets [B]``, both in tokens."""
+    """Return LASER's rewards [B], given ``correct [B]``, and ``lengths [B]`` and ``targets [B]`` in tokens."""
     base = torch.where(correct, 1.0, -0.5).double()
     return base + 0.5 * (correct & (lengths <= targets)).double()
 

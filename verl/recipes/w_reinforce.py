@@ -5,7 +5,7 @@ correct responses (PSR) and a part that suppresses wrong ones (NSR). W-REINFORCE
 
     A = lambda if the response is correct, else -1        (lambda = 0.1 in the paper; lambda = 0 is NSR)
 
-There is no baseline. Responses with an advantage of 0 still count in the loss's mean over tokens.
+There is no baseline. Responses with an advantage of 0 are still included in the loss's mean over tokens.
 """
 
 import torch
