@@ -45,7 +45,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor, float], Terms]] = {
     "forward_kl": forward_kl,
     "jsd": jensen_shannon,
 }
-"""Name in the configuration -> function."""
+"""Name in the configuration -> divergence function."""
 
 
 def divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tensor:

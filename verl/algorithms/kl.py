@@ -183,8 +183,8 @@ def kl_penalised_rewards(
 
     Returns:
         Rewards ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask, and the mean KL, a scalar in nats per
-        token. As in veRL, it is averaged over the tokens of each response, then over non-empty responses. Both are
-        detached.
+        token. As in veRL, it is averaged over the tokens of each response, then over non-empty responses. Both results
+        are detached.
     """
     mask = response_mask.bool()
     with torch.no_grad():

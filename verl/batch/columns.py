@@ -100,9 +100,9 @@ class Columns:
     old_logprobs: PerResponseToken
     """[M] float32, denominator of the ratio: ``logprobs``, or ``rollout_logprobs`` with ``actor.bypass_mode``."""
     ref_logprobs: PerResponseToken
-    """[M] float32, log-probability under the reference policy; not filled without a reference policy."""
+    """[M] float32, log-probability under the reference policy; filled only with a reference policy."""
     teacher_logprobs: PerResponseToken
-    """[M] float32, log-probability under the teacher; not filled unless ``TeacherConfig.scores_samples``."""
+    """[M] float32, log-probability under the teacher; filled only if ``TeacherConfig.scores_samples``."""
     teacher_prompts: EpisodeList
     """B lists of token ids, the teacher's prompts for scoring the responses during the update; filled only if they
     differ from the policy's prompts."""
@@ -110,7 +110,7 @@ class Columns:
     """[B] bool, false if the teacher has no prompt for the response, which then gets no teacher signal; filled only if
     ``teacher.prompt`` depends on responses."""
     values: PerResponseToken
-    """[M] float32, the critic's values in units of reward; not filled without a critic."""
+    """[M] float32, the critic's values in units of reward; filled only with a critic."""
 
     # --- Filled by the algorithms ---
     rewards: PerEpisode
@@ -121,7 +121,7 @@ class Columns:
     scores_with_phi: PerEpisode
     """[B] float64, ``rewards`` before the KL penalty is subtracted."""
     phi: PerEpisode
-    """[B] float64, auxiliary signal of rank shaping; not filled without rank shaping."""
+    """[B] float64, auxiliary signal of rank shaping; filled only with rank shaping."""
     learn_mask: PerResponseToken
     """[M] bool, whether the token is included in the losses and their denominators."""
     unshaped_advantages: PerResponseToken
@@ -129,7 +129,7 @@ class Columns:
     advantages: PerResponseToken
     """[M] float32, advantages used in the policy loss."""
     returns: PerResponseToken
-    """[M] float32, targets of the critic; not filled without a critic."""
+    """[M] float32, targets of the critic; filled only with a critic."""
 
     # --- Filled during the update ---
     teacher_loss: PerResponseToken

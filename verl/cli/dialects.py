@@ -31,14 +31,14 @@ VERL_GROUPS = (
 )
 """Option groups that exist only in veRL."""
 SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
-"""Option groups shared with veRL; an option in them that only veRL has also identifies a veRL command."""
+"""Option groups shared with veRL; options in these groups that exist only in veRL also identify a veRL command."""
 
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
 """veRL's configuration files, whose values are in ``preset=verl``."""
 
 
 def is_release(line: CommandLine) -> bool:
-    """Return whether a command contains an option, or selects the engine, that exists only in the release."""
+    """Return whether a command contains an option or selects an engine that exists only in the release."""
     return bool(MARKS & line.options.keys()) or line.text(f"{ROLLOUT}.name") == "hidden_vllm"
 
 
@@ -65,7 +65,7 @@ def find_verl(key: str) -> tuple[Option, str] | None:
 
 
 def _is_ours(key: str) -> bool:
-    """Return whether ``key`` is one of our options or an entry of one, such as ``critic.model.override_config.x``."""
+    """Return whether ``key`` is one of our options or an option's entry, such as ``critic.model.override_config.x``."""
     parts = key.split(".")
     groups = [".".join(parts[:length]) for length in range(2, len(parts))]
     return key in SCHEMA or any(g in SCHEMA and g.endswith(("_kwargs", "override_config")) for g in groups)

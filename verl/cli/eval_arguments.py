@@ -19,7 +19,7 @@ def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
     ``runs.mine.path=x`` becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping
     entries may be new. Hydra's own flags are moved to the end.
 
-    Raises ``FlagError`` if a flag is not one of Hydra's.
+    Raises ``FlagError`` if a flag is not one of Hydra's flags.
     """
     line = sort_arguments(arguments)
     if line.flags:

@@ -1,7 +1,7 @@
 """Reads the YAML tables that translate options of other command lines to ours.
 
-A file contains a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to those of our
-options that start with a dot; in all texts, ``$theirs`` and ``$ours`` stand for these two prefixes. A row is either the
+A file contains a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to our options
+that start with a dot. In all texts, ``$theirs`` and ``$ours`` are replaced by these two prefixes. A row is either the
 name of our option or a mapping with these keys:
 
 - ``to``: our option, or several, to set to the value; ``as``: its conversion, one of ``CONVERSIONS``
@@ -78,7 +78,7 @@ class Option:
     section: str
     """Heading of the documentation table that contains the row."""
     row: int
-    """Index in the table. If two rows set the same option of ours, the later one takes precedence."""
+    """Index in the table. If two rows set the same option, the later row takes precedence."""
     convert: Callable[[str], str]
     to: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -163,8 +163,8 @@ def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[st
     """Return the rows of a table file in this folder, keyed by name.
 
     Args:
-        functions: Functions that ``by`` may name.
-        convert: Conversion for rows without ``as``.
+        functions: Functions that a row may refer to with ``by``.
+        convert: Default conversion, for rows without ``as``.
     """
     # BaseLoader keeps scalars such as true, null and 1 as text, like user input. The C version is six times faster.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)

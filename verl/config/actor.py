@@ -97,12 +97,12 @@ class ActorConfig(LearnerConfig):
     """Lower clip range, in (0, 1]: the probability ratio is clipped at 1 - ``clip_ratio_low``. For ``gmpo``, it applies
     to the log-ratio and may be any positive number. For ``dppo_tv`` it bounds the decrease of the probability, and for
     ``dppo_kl`` the divergence of tokens with negative advantages. Null selects the default of ``policy_loss``: 3e-4 for
-    ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for the
-    others."""
+    ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for
+    other losses."""
     clip_ratio_high: PositiveFloat | None
     """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv`` and ``dppo_kl``,
     like ``clip_ratio_low``, but for increases and positive advantages. Null selects 4e-4 for ``gspo``, 0.4 for
-    ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl`` and 0.2 for the others."""
+    ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the maximum weight of a token. Null sets no limit."""
@@ -111,7 +111,7 @@ class ActorConfig(LearnerConfig):
     tau_neg: PositiveFloat
     """Like ``tau_pos``, for zero and negative advantages."""
     dro_beta: PositiveFloat | None
-    """Weight of half the squared log-ratio in ``dro``, above 0; required with that loss, and null with others."""
+    """Weight of half the squared log-ratio in ``dro``, above 0; required for ``dro``, and null for other losses."""
     clip_cov_ratio: Share
     """Share of a micro-batch's tokens that ``clip_cov`` excludes, in (0, 1]."""
     clip_cov_lb: float
@@ -127,8 +127,8 @@ class ActorConfig(LearnerConfig):
     tokens of the optimizer step, and ``token-sum`` adds them up. The other modes reduce each response to one value,
     then average over responses: ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and
     ``seq-mean-token-sum-norm`` the sum divided by ``data.max_response_length`` (Dr.GRPO). Null selects
-    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for the others. A custom policy loss
-    with one value per response is always averaged over responses."""
+    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for other losses. A custom policy
+    loss with one value per response is always averaged over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool

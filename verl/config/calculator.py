@@ -56,9 +56,9 @@ class CalculatorConfig(Group):
     prefix_rule: Literal["after_stride", "after_stride_and_whole", "at_stride_and_whole"]
     """Prefix lengths for velocity and acceleration, where s is ``diff_stride``. ``after_stride``: s + 1, 2s + 1, ...
     rows. ``after_stride_and_whole``: the same lengths, plus the whole response as the last prefix even if it duplicates
-    one; responses shorter than 2s have no prefixes (method ``optimized`` of the paper's later release).
-    ``at_stride_and_whole``: s, 2s, ... rows, plus the whole response if they leave out more than one row (the release's
-    method ``batched``). Also applies to ``compute_cumulative_global_metrics``."""
+    a prefix; responses shorter than 2s have no prefixes (method ``optimized`` of the paper's later release).
+    ``at_stride_and_whole``: s, 2s, ... rows, plus the whole response if these leave out more than one row (the
+    release's method ``batched``). Also applies to ``compute_cumulative_global_metrics``."""
     max_seq_len: PositiveInt | None
     """Maximum number of tokens per response used for velocity and acceleration (512 in the paper's first release), or
     null for all. With ``after_stride_and_whole``, the whole response is not added as a prefix if it was cut; with
@@ -96,8 +96,8 @@ class CalculatorConfig(Group):
     shuffle_within_groups: bool
     """In training, give each response the rank metrics, token metrics and mean state of a random response to the same
     prompt before they are used or logged, as a control experiment for methods that use hidden states. On average, one
-    of n responses keeps its own. The permutation depends on ``seed`` and the step. Prefix and turn metrics are not
-    shuffled."""
+    of n responses keeps its own values. The permutation depends on ``seed`` and the step. Prefix and turn metrics are
+    not shuffled."""
     keep_prefixes: bool
     """Also return the metrics of each prefix, which ``trainer.samples.tokens`` stores; unused in an evaluation."""
 

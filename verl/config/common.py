@@ -162,7 +162,7 @@ class OptimConfig(Group):
     """Schedule after the warm-up: ``constant``, or ``linear`` or half-wave ``cosine`` decay until the last step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
     """Number n of optimizer steps with linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ..., and ``lr`` after
-    n steps. -1 uses ``lr_warmup_steps_ratio``. Unlike here, veRL counts training steps and starts at a rate of 0."""
+    n steps. -1 uses ``lr_warmup_steps_ratio``. In contrast, veRL counts training steps and starts at a rate of 0."""
     lr_warmup_steps_ratio: Probability
     """Share of the run's optimizer steps used for warm-up, in [0, 1], rounded down; needs ``lr_warmup_steps=-1``."""
     min_lr_ratio: Probability
@@ -253,8 +253,8 @@ class RunConfig(MachineOptions):
     """Whether to resume if the training data, the tokenizer, verifiers, reward functions, environments or tools have
     changed since the checkpoint was written: ``refuse`` ends the run and names them, ``warn`` continues."""
     max_ckpt_to_keep: NotNegativeInt
-    """Number of recent checkpoints to keep in addition to the best one; older ones are removed once a new one is
-    complete. 0 keeps all checkpoints."""
+    """Number of recent checkpoints to keep in addition to the best checkpoint; older checkpoints are removed once a new
+    checkpoint is complete. 0 keeps all checkpoints."""
     save_hf_model: bool
     """Also write the model to ``actor/huggingface`` in each checkpoint, in the format that ``transformers`` and vLLM
     load. If false, ``python -m verl.trainer.main_export`` can export it later."""

@@ -156,8 +156,8 @@ class DataConfig(Group):
     """Verifier of rows without the column ``reward_fn_key``, such as ``gsm8k`` or ``math``; null rejects such rows."""
     template: str
     """Format of prompts. ``chat`` applies the tokenizer's chat template to all messages; ``raw`` leaves the text
-    unchanged; other keys of ``verl.data.templates.TEMPLATES`` insert the text as the question. All but ``chat`` require
-    text or a single user message. Responses end at the template's stop tokens and strings."""
+    unchanged; other keys of ``verl.data.templates.TEMPLATES`` insert the text as the question. All formats except
+    ``chat`` require text or a single user message. Responses end at the template's stop tokens and strings."""
     apply_chat_template_kwargs: ChatArguments
     """Arguments of the tokenizer's chat template, e.g. ``+data.apply_chat_template_kwargs.enable_thinking=false``."""
     train_batch_size: PositiveInt

@@ -60,9 +60,9 @@ class TargetConfig(Group):
     """Maximum response length in tokens. Longer responses are cut off and count as truncated. Null selects the run's
     ``data.max_response_length``, or 1536 for a standalone model."""
     stop: StopStrings | None
-    """Strings that end a response, in addition to those of the template, or null for the run's ``rollout.stop``."""
+    """Strings that end a response besides the template's stop strings, or null for the run's ``rollout.stop``."""
     stop_token_ids: StopTokenIds | None
-    """Tokens that end a response, in addition to those of the template, or null for the run's
+    """Tokens that end a response besides the template's stop tokens, or null for the run's
     ``rollout.stop_token_ids``."""
 
 
@@ -181,7 +181,7 @@ class EvaluationTrainerConfig(MachineOptions):
     """Output folder. If it already contains this evaluation, finished or not, the evaluation is resumed. Null selects a
     folder in ``<runs_dir>/evaluation/<experiment_name>/`` that is named after the evaluated models."""
     n_gpus_per_node: WorkersPerMachine | None
-    """Number of workers per machine. Null uses the smallest GPU count, or 2 on a CPU, rounded to whole engines."""
+    """Workers per machine. Null uses the GPU count of the smallest machine, or 2 on a CPU, rounded to whole engines."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class EvaluationConfig(SamplingFilters):
     device: Device
     """Device: ``auto`` uses CUDA if there is a GPU, and the CPU otherwise; ``cpu`` and ``cuda`` force a choice."""
     seed: Seed
-    """Sampling seed. Each sample's random stream depends on the seed, the benchmark, the problem and its index."""
+    """Sampling seed. Each sample's random stream depends on this seed and on its benchmark, problem and index."""
     runs_dir: str
     """Folder to search for training runs and to write evaluations to."""
     benchmarks: Annotated[list[FolderName], NAMES_ONCE]
@@ -209,7 +209,7 @@ class EvaluationConfig(SamplingFilters):
     """Model to evaluate if ``runs`` is empty; also provides the defaults for every entry of ``runs``."""
     runs: dict[str, TargetConfig]
     """Models to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``apply_chat_template_kwargs``,
-    ``max_response_length``. Missing options default to those of ``model``."""
+    ``max_response_length``. Missing options default to the values in ``model``."""
     data: BenchmarkDataConfig
     rollout: EvaluationEngineConfig
     calculator: CalculatorConfig

@@ -78,7 +78,7 @@ def _value_at(tree: Any, option: str) -> Any:
 
 
 def _print_fitted(values: Any) -> None:
-    """Print the note, only once, for each of a config's ``values`` that :func:`fitting` scaled down."""
+    """Print the note for each of a config's ``values`` that :func:`fitting` scaled down, but only once."""
     path = str(_value_at(values, "model.path"))
     for option in [option for option, of_model in _FITTED if of_model == path]:
         if _value_at(values, option) == _FITTED[option, path][0]:

@@ -28,7 +28,7 @@ class OverlongBufferConfig(Group):
     enable: bool
     """Lower the score of responses whose length is within the last ``len`` tokens of ``data.max_response_length``."""
     len: PositiveInt
-    """Length of that range in tokens; at least 1 and below ``data.max_response_length``."""
+    """Length of the penalised range in tokens, at least 1 and below ``data.max_response_length``."""
     penalty_factor: NotNegativeFloat
     """Penalty for a response of maximum length, at least 0; the penalty grows linearly from 0 within the range."""
 
@@ -126,7 +126,7 @@ class RewardModelConfig(Group):
     """A learned reward model, which is used in addition to the verifiers."""
 
     enable: bool
-    """Load the reward model and add its score to the verifier's."""
+    """Load the reward model and add its score to the verifier's score."""
     model: ModelConfig
     """Sequence classification model with one output (``num_labels=1``), a head named ``score`` (as in Llama, Mistral
     and Qwen), and its own tokenizer and chat template. ``none`` means no model."""

@@ -93,10 +93,10 @@ class SamplingFilters(Group):
     top_k: CountOrAll
     """Number of most likely tokens to keep, or -1 to keep all."""
     min_p: Probability
-    """Minimum probability of a token relative to the most likely one, in [0, 1]; 0 keeps all tokens."""
+    """Minimum probability of a token relative to the most likely token, in [0, 1]; 0 keeps all tokens."""
     repetition_penalty: RepetitionPenalty
     """Penalty for tokens that are already in the prompt or the response: their positive logits are divided by it, and
-    their negative logits multiplied. Must be above 0; 1 turns the penalty off."""
+    their negative logits are multiplied by it. Must be above 0; 1 turns the penalty off."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class AgentConfig(Group):
 
     path: str | None
     """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions
-    share the event loop of a process, and other functions run in a thread. Null if ``command`` is set or there is no
+    share a process's event loop, and other functions run in threads. Null if ``command`` is set or there is no
     agent."""
     command: str | None
     """Command that runs an agent, such as ``python my_agent.py``. It receives the record as JSON on standard input and
@@ -141,7 +141,7 @@ class AgentConfig(Group):
     max_sessions: PositiveInt
     """Maximum number of sessions that run at once, over all processes; at least one per process."""
     max_rows: PositiveInt
-    """Maximum number of histories per session. A request that does not extend an earlier one opens a new history."""
+    """Maximum number of histories per session. A request that does not extend an earlier request opens a history."""
     timeout_s: Seconds
     """Time limit in seconds between a reply and the agent's next request or its end, excluding the time for sampling.
     An agent that exceeds the limit is stopped, and its episode ends."""

@@ -172,7 +172,7 @@ class PFPPOConfig(Group):
 
     reweight_method: Literal["pow", "max_min", "max_random"]
     """Sampling weight of a response with reward r. ``pow``: abs(r) to the power of ``weight_pow``; ``max_min``: 1 for
-    the batch's largest and smallest reward, almost 0 for others; ``max_random``: 0.4 for the largest reward, 0.1 for
+    the batch's largest and smallest reward, almost 0 for others; ``max_random``: 0.4 for the largest, 0.1 for
     others."""
     weight_pow: NotNegativeFloat
     """Exponent of ``pow``, at least 0."""

@@ -50,7 +50,7 @@ class TrainerConfig(RunConfig):
     except_save: list[Step]
     """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
-    """Number of initial steps in which only the critic learns (veRL has one fewer for the same value); only with
+    """Number of initial steps in which only the critic is trained (one fewer in veRL for the same value); only with
     ``gae``. The policy's learning-rate schedule starts with its first update."""
     remove_clip: bool
     """Exclude responses that were cut at ``data.max_response_length`` from the losses. They are still included in the

@@ -103,7 +103,7 @@ class MethodCalls:
     # --- Hooks ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Return the prompts to sample."""
+        """Return the prompts to sample responses for."""
         chosen, most = self._call("choose_prompts", list(candidates)), len(candidates) // self.candidates_per_prompt
         known = Counter(map(id, candidates))
         fits = isinstance(chosen, Sequence) and 1 <= len(chosen) <= most and Counter(map(id, chosen)) <= known

@@ -89,7 +89,7 @@ class RepresentationMetricsCalculator:
     def _measure(
         self, hidden_states: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        """Return, for each layer of ``[B, T, L, D]``, the metrics ``[B]`` and the prefix metrics ``[B, T]`` by name."""
+        """Return the metrics ``[B]`` and prefix metrics ``[B, T]`` by name, for each layer of ``[B, T, L, D]``."""
         metrics, by_prefix = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for layer in range(hidden_states.shape[2]):
             try:

@@ -55,7 +55,7 @@ def measure_turns(
 def measure_responses(
     calculator: RepresentationMetricsCalculator, max_turns: int | None, states: list[Tensor], batch: Batch
 ) -> Batch:
-    """Return the rank metrics of single- or multi-turn responses, given the states of all their tokens.
+    """Return the rank metrics of single- or multi-turn responses, given the hidden states of all tokens.
 
     Args:
         max_turns: See :func:`measure_turns`.

@@ -31,7 +31,7 @@ class GuidedHints(Method):
         self.solution = solution
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return the unsolved prompts with hints, except those that would become too long."""
+        """Return the unsolved prompts with hints, except prompts that would become too long."""
         edited: dict[int, PromptRecord] = {}
         unsolved = [(i, group) for i, group in enumerate(self.by_prompt(batch)) if not group.correct.any()]
         for place, responses in unsolved if round <= self.rounds else ():

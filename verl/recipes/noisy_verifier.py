@@ -1,7 +1,7 @@
 """Corrections for noisy verifiers (arXiv 2510.00915).
 
-The verifier reports the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive)
-and a correct one fails with probability p1 (false negative), where p0 + p1 < 1.
+The verifier reports the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive) and
+a correct response fails with probability p1 (false negative), where p0 + p1 < 1.
 
 Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates, it is an affine function of r, so it has
 no effect on estimators that divide by the group's standard deviation.

@@ -54,7 +54,7 @@ def action_in(text: str) -> tuple[str, str]:
 
 
 def best(query: str, documents: list[str]) -> list[str]:
-    """Return the ``TOP`` documents with the highest positive BM25 scores; ties are broken in favor of earlier ones.
+    """Return the ``TOP`` documents with the highest positive BM25 scores; ties are broken by document order.
 
     A query word with f occurrences in a document of l words (m on average) that appears in d of N documents adds
     ln(1 + (N - d + 0.5) / (d + 0.5)) f / (f + K1 (1 - B + B l / m)).

@@ -29,7 +29,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Assign the best response's margin over the group's second best to its tokens, and 0 to all other tokens.
+    """Assign the margin of a group's best response over the second best to its tokens, and 0 to all other tokens.
 
     This estimates the gradient of the highest score among the responses to a prompt (Tang et al. 2025, arXiv
     2503.19595). If several responses tie for best, all advantages are 0. Groups must have at least 2 responses.
@@ -92,7 +92,7 @@ def optimal_token_baseline_advantages(
     """Subtract the group's minimum-variance baseline at each token position from the return at that position.
 
     This is veRL's ``tir_optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from the
-    t-th token of the mask on and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's
+    t-th token in the mask onwards, and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's
     responses that have a t-th token. W_it is the sum of ``variances`` up to that token, a proxy for the squared
     gradient norm of the log-probability of the response up to it. If only one response has a t-th token, b_t is 0.
     Tokens outside the mask, such as those written by an environment, are skipped. Without gaps in the mask, this is
@@ -150,7 +150,7 @@ def gae_advantages(
     Args:
         values: the critic's V_t in units of reward, ``[B, R]``.
         gamma: discount per token, in [0, 1].
-        lam: weight of later temporal differences, in [0, 1]. Small values rely on the critic, large ones on rewards.
+        lam: weight of later temporal differences, in [0, 1]; 0 relies only on the critic, 1 only on the rewards.
 
     Returns:
         Advantages and returns (advantages + values, the critic's targets), both ``[B, R]``.
@@ -206,7 +206,7 @@ def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor,
 def reinforce_plus_plus_baseline_advantages(
     token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor
 ) -> Tensor:
-    """Subtract the group's mean score, then whiten over the tokens to learn from.
+    """Subtract the group's mean score, then whiten the result over all tokens to learn from.
 
     REINFORCE++ with baseline (arXiv 2501.03262): A = s - mean of the group, then (A - mean) / (std + 1e-8) over the
     batch. Unlike in GRPO, all prompts share one divisor, so small differences within a group are not amplified. In a
