@@ -34,7 +34,7 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
     if not has_value or key.startswith("~"):
         return override
     hint, in_mapping = _option(schema, key.lstrip("+"))
-    # ++runs={...} adds entries to a mapping; without ++, Hydra accepts only existing ones.
+    # ++runs={...} adds entries to a mapping; without ++, Hydra accepts only existing entries.
     new_entries = in_mapping or (get_origin(hint) is dict and value.startswith("{"))
     if new_entries and not key.startswith("+"):
         key = f"++{key}"

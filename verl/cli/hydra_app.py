@@ -43,7 +43,7 @@ def run_hydra(
 
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
         # The config itself cannot contain this value, because Hydra creates the folder only in sweeps. Insert it before
-        # the first override, because Hydra expects adjacent overrides and later ones take precedence.
+        # the first override, because Hydra expects adjacent overrides, and later overrides take precedence.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
         sys.argv[1:] = map(_folder_of_sweep, sys.argv[1:])

@@ -228,7 +228,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
 
 
 def _choices(override: str) -> list[str]:
-    """Return the overrides to which a sweep expands, or the override itself if it is not a sweep."""
+    """Expand a sweep into its overrides; return the override itself if it is not a sweep."""
     try:
         parsed = OverridesParser.create().parse_overrides([override])[0]
         return [f"{override_key(override)}={value}" for value in parsed.sweep_string_iterator()]
@@ -289,7 +289,7 @@ def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] 
         else:
             if refuse is not None:
                 refuse(name.removeprefix("--"), value or ("" if not rest or rest[0].startswith("--") else rest[0]))
-            flags = [] if refuse is None else [f"--{flag}" for flag in FLAGS]  # eval.sh has none
+            flags = [] if refuse is None else [f"--{flag}" for flag in FLAGS]  # eval.sh has no flags of its own
             otherwise = "; TRAINING_CONFIG.md lists them" if flags else "; set options as in model.path=VALUE"
             hint = nearest(name, [*flags, *HYDRA_FLAGS]) or otherwise
             if name.startswith("--config"):

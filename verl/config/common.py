@@ -71,9 +71,9 @@ class FSDPConfig(Group):
     workers. -1 shares one copy among all workers. Null selects -1, except for models of at most 50 million parameters:
     every worker has a copy, because gathering these models takes longer than computing."""
     param_offload: bool
-    """Keep parameters in pinned host memory while no phase uses them. Saves no memory on a CPU."""
+    """Keep parameters in pinned host memory while no phase uses them. Does not save memory on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer state in host memory except during the optimizer step. Saves no memory on a CPU."""
+    """Keep the optimizer state in host memory except during the optimizer step. Does not save memory on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
         """Return the number of workers that share one copy of a large model in a run with ``workers`` workers."""
@@ -320,7 +320,7 @@ class RunConfig(MachineOptions):
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
+        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if it is set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 

@@ -60,7 +60,7 @@ def fitting(option: str, length: int, total: int, path: str) -> int:
     """
     try:
         limit = json.loads(Path(find_model(str(path)), "config.json").read_text())["max_position_embeddings"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a hub id, or a file that may hold anything
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a hub id, or a malformed file
         return length
     if type(limit) is not int or not 0 < limit < total:
         return length
@@ -284,7 +284,7 @@ def explain(error: HydraException, schema: type) -> str:
         if not found:
             return line
         (group, _, name), files = found[1].rpartition("/"), found[2].split()
-        near = get_close_matches(name, files, n=1, cutoff=0.75)  # a name of another model is near, but not meant
+        near = get_close_matches(name, files, n=1, cutoff=0.75)  # other models have similar names
         hint = f"; did you mean {near[0]}?" if near else "; or model.path=FOLDER_OR_HUB_ID" * (group == "model")
         return f"{group}={name}: must be one of {', '.join(files)}{hint}"
     # Hydra's full_key stops at the first unknown part; its message contains the whole name.

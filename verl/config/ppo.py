@@ -27,8 +27,8 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep the reference policy's parameters in host memory while unused. Saves no memory on a CPU. With LoRA, it has
-    no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
+    """Keep the reference policy's parameters in host memory while unused. Does not save memory on a CPU. With LoRA, it
+    has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
 
 
 @dataclass(frozen=True)

@@ -314,7 +314,7 @@ class AsyncTrainingConfig(Group):
     """Maximum number of weight versions by which a response may lag behind the policy that learns from it; 0 samples
     every response in its own step. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End sampling as soon as enough groups are complete; unfinished responses continue under newer weights. Needs
+    """End sampling as soon as enough groups are complete; unfinished responses continue with newer weights. Needs
     ``max_staleness`` of at least 1, or at least 2 with separate engines."""
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Assign the margin of a group's best response over the second best to its tokens, and 0 to all other tokens.
+    """Assign the best response in a group its margin over the second best, and all other responses 0.
 
     This estimates the gradient of the highest score among the responses to a prompt (Tang et al. 2025, arXiv
     2503.19595). If several responses tie for best, all advantages are 0. Groups must have at least 2 responses.
