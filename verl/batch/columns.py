@@ -60,7 +60,7 @@ class Columns:
     """B lists, the additional histories of each agent session. Each history is a mapping with ``prompt_ids``,
     ``tokens``, ``source``, ``rollout_logprobs``, ``truncated`` and ``why``. Filled only for agents."""
     opened_by: EpisodeList
-    """B strings, the reason why a new history was opened for the session's last turn, or "" for its first history."""
+    """B strings, the reason for opening the history with the session's last turn, or "" for the first history."""
     step: PerEpisode
     """[B] int64, training step in which the response was sampled."""
     learned: PerEpisode
