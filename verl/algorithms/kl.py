@@ -1,7 +1,7 @@
 """Estimates KL(policy || reference) per token, penalises it in the rewards, and controls the penalty's coefficient.
 
-The estimators follow Schulman 2020, "Approximating KL divergence", under veRL's names. They take ``logprobs [B, R]``
-and ``ref_logprobs [B, R]`` in nats, return ``[B, R]``, and are differentiable in ``logprobs``.
+The estimators follow Schulman 2020, "Approximating KL divergence", with veRL's names. They map ``logprobs [B, R]`` and
+``ref_logprobs [B, R]`` in nats to ``[B, R]`` and are differentiable in ``logprobs``.
 
 In a loss, the gradient of an estimator matters rather than its value. On policy, with x = log p - log p_ref, the
 gradient of the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1
@@ -107,15 +107,15 @@ def kl_loss(
 
 
 class KLController:
-    """The coefficient of the KL penalty, in units of reward per nat.
+    """Coefficient of the KL penalty, in units of reward per nat.
 
-    A ``fixed`` coefficient is constant. An ``adaptive`` one steers the KL towards the target through the update coef <-
-    coef (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is the gain
-    K of the paper.
+    A ``fixed`` coefficient is constant. An ``adaptive`` coefficient steers the KL towards the target with the update
+    coef <- coef (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is
+    the gain K of the paper.
     """
 
     def __init__(self, kind: str, coef: float, target: float, horizon: float) -> None:
-        """Start from the coefficient ``coef``.
+        """Create a controller with the initial coefficient ``coef``.
 
         Args:
             kind: ``fixed`` or ``adaptive``. An adaptive controller needs a positive ``coef``, target and horizon.
@@ -149,7 +149,7 @@ class KLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore an adaptive coefficient; a fixed one keeps its configured value.
+        """Restore an adaptive coefficient; a fixed coefficient keeps its configured value.
 
         Raises:
             ValueError: if the state is malformed or an adaptive coefficient is not positive.
@@ -183,8 +183,8 @@ def kl_penalised_rewards(
 
     Returns:
         Rewards ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask, and the mean KL, a scalar in nats per
-        token. As in veRL, it is averaged over the tokens of each response, then over non-empty responses. Both are
-        detached.
+        token. As in veRL, it is averaged over the tokens of each response, then over non-empty responses. Both results
+        are detached.
     """
     mask = response_mask.bool()
     with torch.no_grad():

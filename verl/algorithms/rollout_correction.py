@@ -58,12 +58,12 @@ def mismatch_metrics(
         response_mask: mask with at least one token in each row.
         level: ``token`` for the ratio of each token, or ``sequence`` for the ratio of the whole response.
         cap: bound on the weights, which are clamped to [1 / cap, cap] for the effective sample size.
-        floor: lower bound of a band in place of 1 / cap; the effective sample size has weights of 0 outside it.
+        floor: if above 0, lower bound instead of 1 / cap; in the effective sample size, weights out of bounds are 0.
 
     Returns:
-        veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, ``chi2_token`` and
-        ``chi2_seq`` the chi-square divergence per token and per response. Metrics with ``ppl`` in their names are
-        perplexities. ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and
+        veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, and ``chi2_token`` and
+        ``chi2_seq`` estimate the chi-square divergence per token and per response. Metrics with ``ppl`` in their names
+        are perplexities. ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and
         below the lower bound, and the effective sample size as a fraction of the batch.
     """
     mask = response_mask.bool()
@@ -176,7 +176,7 @@ def mean_rollout_weight(
 
 
 def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return the divergence that the rule ``name`` bounds, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
+    """Return the divergence bounded by the rule ``name``, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
     level, _, kind = name.rpartition("_")
     log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).double(), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = {"k1": -log_ratio, "k2": 0.5 * log_ratio.square(), "k3": log_ratio.expm1() - log_ratio}[kind]

@@ -42,10 +42,10 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "clip_cov": ("clip_low", "clip_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
     "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
 }
-"""``actor.policy_loss`` -> the options it reads."""
+"""``actor.policy_loss`` -> the options that it uses."""
 
 SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
-"""Policy losses that average first over the tokens of each response, then over responses."""
+"""Policy losses that by default average over the tokens of each response, then over responses."""
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -85,34 +85,33 @@ class ActorConfig(LearnerConfig):
     weights the log-probability of each token by the token's clipped ratio. ``gmpo`` takes the geometric mean of a
     response's ratios, with log-ratios clipped to [-``clip_ratio_low``, ``clip_ratio_high``]. ``gpg`` uses the
     log-probability without a ratio, as in REINFORCE (arXiv 2504.02546), and ``dro`` adds the squared log-ratio
-    (``dro_beta``; arXiv 2405.19107). ``dppo_tv`` weights as ``cispo`` does, but leaves out tokens whose probability has
-    changed too much, and ``dppo_kl`` those whose binary KL divergence is too large (arXiv 2602.04879). ``sapo``
-    smoothly reduces a token's gradient as its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347).
-    ``clip_cov`` is ``ppo_clip`` without a few randomly chosen tokens whose advantage and log-probability have a large
-    covariance; ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv
-    2505.22617). Any other value names a custom function, ``module:function`` or ``file.py:function``
-    (docs/extending.md)."""
+    (``dro_beta``; arXiv 2405.19107). ``dppo_tv`` is like ``cispo``, but excludes tokens whose probability has changed
+    too much; ``dppo_kl`` excludes tokens whose binary KL divergence is too large (arXiv 2602.04879). ``sapo`` smoothly
+    reduces a token's gradient as its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov``
+    is ``ppo_clip`` without a few randomly chosen tokens whose advantage and log-probability have a large covariance;
+    ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Any
+    other value names a custom function, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
     policy_loss_kwargs: dict[str, Any]
     """Additional keyword arguments of a custom policy loss."""
     clip_ratio_low: float | None
     """Lower clip range, in (0, 1]: the probability ratio is clipped at 1 - ``clip_ratio_low``. For ``gmpo``, it applies
     to the log-ratio and may be any positive number. For ``dppo_tv`` it bounds the decrease of the probability, and for
     ``dppo_kl`` the divergence of tokens with negative advantages. Null selects the default of ``policy_loss``: 3e-4 for
-    ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for the
-    others."""
+    ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for
+    other losses."""
     clip_ratio_high: PositiveFloat | None
-    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``; for ``dppo_tv`` and ``dppo_kl``,
-    as ``clip_ratio_low``, for increases and positive advantages. Null selects 4e-4 for ``gspo``, 0.4 for ``gmpo``, 0.15
-    for ``dppo_tv``, 0.05 for ``dppo_kl`` and 0.2 for the others."""
+    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv`` and ``dppo_kl``,
+    like ``clip_ratio_low``, but for increases and positive advantages. Null selects 4e-4 for ``gspo``, 0.4 for
+    ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
-    -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the largest weight of a token. Null sets no limit."""
+    -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the maximum weight of a token. Null sets no limit."""
     tau_pos: PositiveFloat
     """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
     tau_neg: PositiveFloat
     """Like ``tau_pos``, for zero and negative advantages."""
     dro_beta: PositiveFloat | None
-    """Weight of half the squared log-ratio in ``dro``, above 0; required with that loss, and null with others."""
+    """Weight of half the squared log-ratio in ``dro``, above 0; required for ``dro``, and null for other losses."""
     clip_cov_ratio: Share
     """Share of a micro-batch's tokens that ``clip_cov`` excludes, in (0, 1]."""
     clip_cov_lb: float
@@ -128,8 +127,8 @@ class ActorConfig(LearnerConfig):
     tokens of the optimizer step, and ``token-sum`` adds them up. The other modes reduce each response to one value,
     then average over responses: ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and
     ``seq-mean-token-sum-norm`` the sum divided by ``data.max_response_length`` (Dr.GRPO). Null selects
-    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for the others. A custom policy loss
-    with one value per response is always averaged over responses."""
+    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for other losses. A custom policy
+    loss with one value per response is always averaged over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
@@ -188,7 +187,7 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether GSPO's clip range is as wide as a per-token one, so that mean ratios are never clipped."""
+        """Whether GSPO's clip range is as wide as a per-token clip range, so that mean ratios are never clipped."""
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property

@@ -38,7 +38,7 @@ RepetitionPenalty = Annotated[
 ]
 
 ALL_LINEAR = "all-linear"
-"""Placeholder for every linear layer in ``lora.target_modules``."""
+"""Placeholder for all linear layers in ``lora.target_modules``."""
 PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 """Attention kernels that respect the row boundaries of a packed sequence."""
 
@@ -54,8 +54,8 @@ class LoraConfig(Group):
     target_modules: Annotated[list[str], NAMES_ONE]
     """Names of the linear layers to adapt, such as ``q_proj``; ``all-linear`` means all but the output head."""
     dropout: Annotated[float, within("[0, 1)")]
-    """Dropout probability of the adapters' inputs during updates, in [0, 1); other passes use none. In reinforcement
-    learning, dropout moves the probability ratio away from 1 before the first step; use 0 unless adapters overfit."""
+    """Dropout probability of the adapters' inputs during updates, in [0, 1); other passes use no dropout. In RL,
+    dropout moves the probability ratio away from 1 before the first step; use 0 unless adapters overfit."""
 
     def check(self) -> None:
         alone = ALL_LINEAR not in self.target_modules or len(self.target_modules) == 1
@@ -68,12 +68,12 @@ class FSDPConfig(Group):
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
     """Number of consecutive ranks that share one copy of the model (hybrid sharding). Must divide the number of
-    workers. -1 shares one copy among all workers. Null selects -1, except for models of at most 50 million parameters,
-    which take longer to gather than to compute with: every worker has a copy of these."""
+    workers. -1 shares one copy among all workers. Null selects -1, except for models of at most 50 million parameters:
+    every worker has a copy, because gathering these models takes longer than computing."""
     param_offload: bool
-    """Keep parameters in pinned host memory while no phase uses them. Saves no memory on a CPU."""
+    """Keep parameters in pinned host memory while no phase uses them. Does not save memory on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer state in host memory except during the optimizer step. Saves no memory on a CPU."""
+    """Keep the optimizer state in host memory except during the optimizer step. Does not save memory on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
         """Return the number of workers that share one copy of a large model in a run with ``workers`` workers."""
@@ -99,8 +99,8 @@ class ModelConfig(Group):
     trust_remote_code: bool
     """Allow running code from the model folder."""
     gradient_checkpointing: bool
-    """Keep one activation per decoder layer, and recompute the others in the backward pass. This saves memory, takes
-    about a third more time and does not change the gradient."""
+    """Keep one activation per decoder layer and recompute all others in the backward pass. This saves memory, takes
+    about a third more time, and does not change the gradient."""
     use_remove_padding: bool
     """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
     share_prompts: bool
@@ -117,8 +117,8 @@ class ModelConfig(Group):
     in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter, saved by ``peft`` as safetensors, to continue training, or null. Its rank, scale and
-    layers override ``lora``. The reference policy is the model without the adapter. Applies only to the policy."""
+    """Folder of a LoRA adapter to continue training from, saved by ``peft`` as safetensors, or null. Its rank, scale
+    and layers override ``lora``. The reference policy is the model without the adapter. Applies only to the policy."""
     fsdp: FSDPConfig
 
     @property
@@ -162,16 +162,16 @@ class OptimConfig(Group):
     """Schedule after the warm-up: ``constant``, or ``linear`` or half-wave ``cosine`` decay until the last step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
     """Number n of optimizer steps with linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ..., and ``lr`` after
-    n steps. -1 uses ``lr_warmup_steps_ratio``. Unlike here, veRL counts training steps and starts at a rate of 0."""
+    n steps. -1 uses ``lr_warmup_steps_ratio``. In contrast, veRL counts training steps and starts at a rate of 0."""
     lr_warmup_steps_ratio: Probability
     """Share of the run's optimizer steps used for warm-up, in [0, 1], rounded down; needs ``lr_warmup_steps=-1``."""
     min_lr_ratio: Probability
     """Final learning rate of the decay, as a fraction of ``lr``."""
     grad_clip: PositiveFloat
-    """Maximum global gradient norm; larger gradients are scaled down to it."""
+    """Maximum global gradient norm; gradients with a larger norm are scaled down."""
     max_skipped_updates: NotNegativeInt
-    """Maximum number of consecutive optimizer steps to skip because of a non-finite gradient; if more would be skipped,
-    the run ends. The metric ``skipped_updates`` counts them. With 0, the first non-finite gradient ends the run."""
+    """Maximum number of consecutive optimizer steps to skip because of a non-finite gradient; after that, the run ends.
+    The metric ``skipped_updates`` counts skipped steps. With 0, the first non-finite gradient ends the run."""
 
     def check(self) -> None:
         fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
@@ -205,8 +205,8 @@ class MachineOptions(Group):
     nnodes: Machines
     """Number of machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
-    """Seconds to wait until an existing cluster has ``nnodes`` machines, above 0; the run then fails and names the
-    missing ones. After a failure, it waits this long again, and then as long for ``min_nnodes`` machines."""
+    """Seconds to wait for ``nnodes`` machines in an existing cluster, above 0; if any are still missing, the run fails
+    and names them. After a failure, the run waits this long again, and then as long for ``min_nnodes`` machines."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
     training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
@@ -251,10 +251,10 @@ class RunConfig(MachineOptions):
     """Checkpoint folder, ``.../global_step_N``, of this or another run; used with ``resume_mode=path``."""
     resume_changed: Literal["refuse", "warn"]
     """Whether to resume if the training data, the tokenizer, verifiers, reward functions, environments or tools have
-    changed since the checkpoint was written: ``refuse`` ends the run with their names, ``warn`` continues."""
+    changed since the checkpoint was written: ``refuse`` ends the run and names them, ``warn`` continues."""
     max_ckpt_to_keep: NotNegativeInt
-    """Number of recent checkpoints to keep in addition to the best one; older ones are removed once a new one is
-    complete. 0 keeps all checkpoints."""
+    """Number of recent checkpoints to keep in addition to the best checkpoint; older checkpoints are removed once a new
+    checkpoint is complete. 0 keeps all checkpoints."""
     save_hf_model: bool
     """Also write the model to ``actor/huggingface`` in each checkpoint, in the format that ``transformers`` and vLLM
     load. If false, ``python -m verl.trainer.main_export`` can export it later."""
@@ -264,14 +264,14 @@ class RunConfig(MachineOptions):
     """Maximum number of restarts from the latest checkpoint after a worker, a machine or the network fails or hangs.
     Program errors always end the run, as do errors that occur twice in a row in the same step and worker."""
     min_nnodes: int | None
-    """Minimum number of machines to continue with if some do not return after a failure, or null for ``nnodes``."""
+    """Minimum number of machines to continue with if machines do not return after a failure, or null for ``nnodes``."""
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
     """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost, and after which
     workers that have lost the driver exit. Environment variables set Ray's own timeout (docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
     """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
-    starting. At the limit, all workers' Python stacks are written to ``logs/`` and the attempt ends; 0 sets none."""
+    starting. At the limit, all workers' Python stacks are written to ``logs/`` and the attempt ends. 0 disables it."""
     nccl_timeout_s: Seconds
     """Timeout of collective operations in seconds; must exceed the time that worker 0 takes to read the model."""
     preemption_grace_s: SecondsOrZero
@@ -284,7 +284,7 @@ class RunConfig(MachineOptions):
     up by the GPU's name; for unknown GPUs, no utilisation is logged."""
 
     def saves_in_background(self, device_type: str) -> bool:
-        """Whether training continues while a checkpoint is written."""
+        """Return whether training continues while a checkpoint is written."""
         return device_type == "cuda" if self.async_save is None else self.async_save
 
     def check(self) -> None:
@@ -311,16 +311,16 @@ class RunConfig(MachineOptions):
 
     @property
     def world_sizes(self) -> list[int]:
-        """Numbers of workers with which the run can continue, from ``nnodes`` machines down to ``min_nnodes``."""
+        """Worker counts with which the run can continue, from ``nnodes`` machines down to ``min_nnodes`` machines."""
         fewest = self.nnodes if self.min_nnodes is None else self.min_nnodes
         return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
     def saves_nothing(self, total_steps: int) -> bool:
-        """Whether a run of ``total_steps`` ends without a checkpoint."""
+        """Return whether a run of ``total_steps`` ends without a checkpoint."""
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
+        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if it is set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 

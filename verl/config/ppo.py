@@ -1,6 +1,6 @@
 """Configuration of ``verl.trainer.main_ppo``: the schema of ``configs/ppo_trainer.yaml``.
 
-The dataclasses are the schema; ``configs/`` holds the values.
+The dataclasses are the schema; ``configs/`` contains the values.
 """
 
 import math
@@ -27,8 +27,8 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep the reference policy's parameters in host memory while unused. Saves no memory on a CPU. With LoRA, it has
-    no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
+    """Keep the reference policy's parameters in host memory while unused. Does not save memory on a CPU. With LoRA, it
+    has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class PPOConfig(Group):
 
     @property
     def compares_nothing(self) -> bool:
-        """Whether the estimator compares responses to the same prompt, but only one is sampled."""
+        """Whether the estimator compares responses to the same prompt, but only one response is sampled."""
         return self.algorithm.adv_estimator in GROUP_ESTIMATORS and self.rollout.n == 1
 
     @property
@@ -149,18 +149,18 @@ class PPOConfig(Group):
 
     @property
     def needs_verdicts(self) -> bool:
-        """Whether every response must be verified; otherwise only those are whose records say how."""
+        """Whether every response must be verified; otherwise, responses that no verifier can score are skipped."""
         distills_alone = self.uses_teacher and not self.teacher.use_task_rewards
         return not (self.rollout.multi_turn.replaces_verifiers or distills_alone)
 
     @property
     def samples_ahead(self) -> bool:
-        """Whether engines sample the next step while the models learn from the previous one."""
+        """Whether engines sample responses for the next step while the models are updated."""
         return self.rollout.has_pool and self.async_training.max_staleness > 0
 
     @property
     def carried_steps(self) -> int:
-        """Maximum number of steps to carry a group over; sampling ahead uses up one step of ``max_staleness``."""
+        """Maximum number of steps to carry a group over; sampling ahead uses one step of ``max_staleness``."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property
@@ -262,7 +262,7 @@ class PPOConfig(Group):
             self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
 
     def _check_carry_over(self) -> None:
-        """Check the options for learning from responses of older weights."""
+        """Check the options for learning from responses that were sampled by older weights."""
         staleness, partial = self.async_training.max_staleness, self.async_training.partial_rollout
         field = "async_training.max_staleness"
         fix = (
@@ -292,7 +292,7 @@ class PPOConfig(Group):
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
     def _check_agents(self) -> None:
-        """Check that one advantage per session is enough, since its histories share it, and that sessions can end."""
+        """Check that sessions need only one advantage, which their histories share, and are not carried over."""
         turns = self.rollout.multi_turn
         if not (turns.enable and turns.agent.enabled):
             return
@@ -323,7 +323,7 @@ class PPOConfig(Group):
         require(manager.guide in available, "reward_manager.guidance_metric", manager.guide, fix)
 
     def _check_teacher(self) -> None:
-        """Check that the run provides what the teacher needs, and that it has no signal without effect."""
+        """Check that the other options provide what the teacher needs, and that every signal has an effect."""
         teacher, parallel = self.teacher, self.model.ulysses_sequence_parallel_size
         if not teacher.enabled:
             return

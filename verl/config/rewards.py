@@ -28,34 +28,34 @@ class OverlongBufferConfig(Group):
     enable: bool
     """Lower the score of responses whose length is within the last ``len`` tokens of ``data.max_response_length``."""
     len: PositiveInt
-    """Length of that range in tokens; at least 1 and below ``data.max_response_length``."""
+    """Length of the penalised range in tokens, at least 1 and below ``data.max_response_length``."""
     penalty_factor: NotNegativeFloat
     """Penalty for a response of maximum length, at least 0; the penalty grows linearly from 0 within the range."""
 
 
 @dataclass(frozen=True)
 class AsyncFunctionsConfig(Group):
-    """How custom reward functions that are coroutines (``async def``) are called, for example to ask a service."""
+    """Options for custom reward functions that are coroutines (``async def``), for example to query a service."""
 
     max_in_flight: PositiveInt
-    """Maximum number of calls that wait at a time."""
+    """Maximum number of concurrent calls."""
     timeout_s: Seconds
     """Time limit per call in seconds."""
     max_retries: NotNegativeInt
-    """Number of times to repeat a call that fails or exceeds its limit, after a pause that doubles each time. If all
+    """Number of times to retry a call that fails or times out, after a pause that doubles each time. If all retries
     fail, ``on_function_error`` applies."""
     cache: bool
-    """Keep answers in the run's folder, so that neither a resumed run nor an equal response asks again."""
+    """Cache results in the run's folder, so that resumed runs and identical responses do not repeat calls."""
 
 
 SUMMAND = re.compile(r"(?:(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?([^*+]+:\w+)")
-"""Weight and import path of one of several functions that are added."""
+"""Pattern of one term in a sum of functions: an optional weight and an import path."""
 
 
 def summands(path: str) -> list[tuple[float, str]]:
-    """Return the weights and import paths of functions that are added, such as ``a.py:f+0.2*b.py:g``.
+    """Return the weights and import paths of the functions in a sum, such as ``a.py:f+0.2*b.py:g``.
 
-    A path of a single function is returned as it is, also if its file's name contains ``+`` or ``*``.
+    The path of a single function is returned unchanged, even if its file name contains ``+`` or ``*``.
     """
     found = [SUMMAND.fullmatch(part.strip()) for part in path.split("+")]
     if None in found:
@@ -74,9 +74,9 @@ class RewardScoreConfig(Group):
     """Options for the verifiers, which score responses."""
 
     mode: ScoreMode
-    """Scores. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1 if wrong
-    and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other responses. If a
-    prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
+    """Scoring scheme. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1
+    if wrong and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other
+    responses. If a prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
     """Number of verifier processes, at most 4096; 0 uses one per core that the workers leave free (1 to 32)."""
     timeout_s: Seconds
@@ -87,11 +87,11 @@ class RewardScoreConfig(Group):
     custom_functions: list[str]
     """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; on
     the command line, quote each entry: ``["my_set=my_rewards:score"]``. They take precedence over the verifiers; ``*``
-    matches all data sources that have no function of their own. Several functions are added, with weights if you like:
-    ``["*=a.py:accuracy+0.2*b.py:short"]``; one that returns None adds nothing. A function receives ``data_source``,
-    ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with ``score`` and
-    optionally ``acc``. A response is correct if ``acc`` is above 0 or, without ``acc``, if the score is. Other numbers
-    in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
+    matches all data sources that have no function of their own. Several functions can be added, with optional weights:
+    ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None adds nothing. A function receives
+    ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
+    ``score`` and optionally ``acc``. A response is correct if ``acc`` is above 0 or, without ``acc``, if the score is.
+    Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
     """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
@@ -126,14 +126,14 @@ class RewardModelConfig(Group):
     """A learned reward model, which is used in addition to the verifiers."""
 
     enable: bool
-    """Load the reward model and add its score to the verifier's."""
+    """Load the reward model and add its score to the verifier's score."""
     model: ModelConfig
     """Sequence classification model with one output (``num_labels=1``), a head named ``score`` (as in Llama, Mistral
     and Qwen), and its own tokenizer and chat template. ``none`` means no model."""
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward pass on one worker; affects memory and speed, never the scores."""
     max_length: PositiveInt
-    """Maximum number of prompt and response tokens in the model's tokenizer; longer texts lose their first tokens."""
+    """Maximum number of prompt and response tokens in the model's tokenizer; longer inputs lose their first tokens."""
     rule_weight: float
     """Weight of the verifier's score in the reward; does not affect logged verdicts or ``algorithm.filter_groups``."""
     weight: float

@@ -1,4 +1,4 @@
-"""Implements rank shaping, which adds an auxiliary signal Phi of rank metrics to advantages (arXiv 2509.23808)."""
+"""Implements rank shaping, which adds a signal Phi computed from rank metrics to advantages (arXiv 2509.23808)."""
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tenso
 
 
 def last_token_mask(response_mask: Tensor) -> Tensor:
-    """Return a mask of each row's last response token, if it has any, given ``response_mask [B, R]``."""
+    """Return a mask ``[B, R]`` of the last response token in each row; rows without response tokens are all false."""
     mask = response_mask.bool()
     later_tokens = mask.flip(1).cumsum(1).flip(1)
     return mask & (later_tokens == 1)

@@ -1,9 +1,9 @@
 """Computes rank metrics of the stacked responses to one prompt without storing the stack.
 
 Rows arrive one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
-the same centred scatter matrix S_k, which equals sum_{i<=k} z_i z_i^T for Helmert contrasts z_i (``Chunk.contrasts``
-in :mod:`verl.spectral.responses`). A QR decomposition of the contrasts so far gives D rows R with R^T R = S_k; later
-rows only add terms. No squares are formed, so results match those of the whole stack up to float64 rounding.
+the same centred scatter matrix S_k, which equals sum_{i<=k} z_i z_i^T for Helmert contrasts z_i (``Chunk.contrasts`` in
+:mod:`verl.spectral.responses`). A QR decomposition of the contrasts so far yields D rows R with R^T R = S_k, and later
+rows only add terms. No squares are formed, so the results equal those of the whole stack up to float64 rounding.
 
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """
@@ -17,7 +17,7 @@ from verl.spectral import SpectralOptions
 
 
 class StackedResponses:
-    """Metrics of a stack of responses, configured by ``calculator`` as for a single response.
+    """Computes metrics of a stack of responses, with the same ``calculator`` options as for a single response.
 
     Curvature and ``own_metrics`` are not available, and ``max_seq_len`` is ignored, so every row is used.
     """
@@ -68,7 +68,7 @@ class StackedResponses:
         """Return metrics of the stack so far, float64 ``[L]`` by name, with velocity and acceleration if configured.
 
         Raises:
-            ValueError: No response was added.
+            ValueError: No response has been added.
         """
         if self._rows == 0:
             raise ValueError("a stack of no responses has no metrics")

@@ -1,13 +1,13 @@
-"""GDPO (arXiv 2601.05242): normalise each of several rewards within its group before they are added.
+"""GDPO (arXiv 2601.05242): normalise each of several rewards within the group before adding them.
 
-GRPO adds first, so that different combinations of rewards may get the same advantage. GDPO normalises each reward r_k
-within the group of a prompt, adds, and normalises the sum over the batch:
+GRPO adds rewards before normalising, so different combinations of rewards may get the same advantage. GDPO normalises
+each reward r_k within the group of a prompt, then adds the results and normalises the sum over the batch:
 
     A_k = (r_k - mean_group r_k) / (std_group r_k + eps)
     S = sum_k w_k A_k
     A = (S - mean_batch S) / (std_batch S + eps)
 
-The rewards are the scores that ``reward_score.custom_functions`` keeps under the names of its functions.
+The rewards are the scores of the individual ``reward_score.custom_functions``, stored under the functions' names.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ from verl.config.errors import ConfigError
 def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
     """Return GDPO's advantages, [B] float64.
 
-    A reward that a response lacks, because its function returned None, adds nothing and enters no mean; so does one
-    that a single response of a group has. Standard deviations are unbiased.
+    If a function returns None for a response, its reward adds nothing to the advantage and is excluded from the mean. A
+    reward that only one response in a group has also adds nothing. Standard deviations are unbiased.
 
     Args:
         weights: Weight of each reward, by the name of its function.

@@ -6,8 +6,8 @@ LASER has one target length L. LASER-D has one target for each difficulty band, 
 responses to the prompt: hard up to 1/3, medium up to 2/3, and easy above. Let coverage(L) be the fraction of a band's
 responses with at most L tokens. The target is the smallest L on a grid with floor(c coverage(L)) >= 1, so that at least
 one of c correct responses is expected to be complete, where c is int(2n/3) for easy, int(n/3) for medium and 1 for hard
-prompts with n responses. If c = 0, as for n = 2, the target is the maximum length. As in the paper's code, the grid is
-1/8, 3/16, 1/4, ..., 1 times the maximum length.
+prompts with n responses. If c = 0, as for medium prompts with n = 2, the target is the maximum length. As in the
+paper's code, the grid is 1/8, 3/16, 1/4, ..., 1 times the maximum length.
 
 LASER-DE also gives an exploration reward of 0.5 to wrong, complete, non-repetitive responses above their target.
 
@@ -81,7 +81,7 @@ class LaserD(Saving):
 
 
 def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
-    """Return LASER's rewards [B], given ``correct [B]``, ``lengths [B]`` and ``targets [B]``, both in tokens."""
+    """Return LASER's rewards [B], given ``correct [B]``, and ``lengths [B]`` and ``targets [B]`` in tokens."""
     base = torch.where(correct, 1.0, -0.5).double()
     return base + 0.5 * (correct & (lengths <= targets)).double()
 

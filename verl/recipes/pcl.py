@@ -29,7 +29,7 @@ class PromptCurriculum(Saving):
         """Weights of V, [num_features + 1]; the last entry is the bias."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the prompts whose V is closest to the target; ties are broken in favor of earlier ones."""
+        """Choose the prompts whose V is closest to the target; ties are broken in favor of earlier candidates."""
         return sorted(candidates, key=lambda record: abs(self.value(record) - self.target))[: self.num_prompts]
 
     def after_step(self, outcome: StepOutcome) -> None:

@@ -21,7 +21,7 @@ MAX_LOG_RATIO = 20.0
 """Bound on the absolute log-ratio, which keeps exp finite. Beyond it, the gradient is 0."""
 
 BINARY_KL_EPS = 1e-8
-"""Addend to the probabilities of all other tokens, as in veRL, so that their fraction is finite."""
+"""Constant added to the probability of all other tokens, as in veRL, to keep their ratio finite."""
 
 Losses = tuple[Tensor, dict[str, Tensor]]
 
@@ -135,7 +135,7 @@ def dro_loss(
 ) -> Losses:
     """Compute direct reward optimisation (DRO, arXiv 2405.19107) as in veRL: -A logprobs + dro_beta / 2 (log r)^2.
 
-    The square keeps the policy near the one that sampled, in place of a clip. ``dro_beta`` is its weight, above 0.
+    Instead of clipping, the square keeps the policy near the policy that sampled. Its weight is ``dro_beta``, above 0.
     """
     if not dro_beta > 0:
         raise ValueError(f"dro_beta={dro_beta}: must be above 0")
@@ -155,14 +155,14 @@ def dppo_tv_loss(
 ) -> Losses:
     """Compute DPPO with total variation (arXiv 2602.04879) as in veRL: -sg[min(r, clip_ratio_c)] A logprobs.
 
-    DPPO does not clip the ratio. It leaves a token out of the loss once its probability p has moved too far in the
-    direction of its advantage: p - p_old > clip_high where A > 0, and p - p_old < -clip_low elsewhere. sg stops the
-    gradient; only the gradient of the loss is meaningful. ``pg_clipfrac`` counts the tokens that are left out.
+    DPPO does not clip the ratio. It excludes a token from the loss once the token's probability p has moved too far in
+    the direction of its advantage: p - p_old > clip_high where A > 0, and p - p_old < -clip_low elsewhere. sg stops the
+    gradient; only the gradient of the loss is meaningful. ``pg_clipfrac`` counts the excluded tokens.
 
     Args:
         clip_low: bound on the decrease of the probability, in [0, 1]; 0.15 in veRL's example.
-        clip_high: bound on its increase, nonnegative; 0.15 in veRL's example.
-        clip_ratio_c: bound on the weight r, or None for none. ``pg_clipfrac_lower`` counts the tokens beyond it.
+        clip_high: bound on the increase of the probability, nonnegative; 0.15 in veRL's example.
+        clip_ratio_c: bound on the weight r, or None for no bound. ``pg_clipfrac_lower`` counts the tokens beyond it.
     """
     _check_clip_ranges(clip_low, clip_high)
     masked = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
@@ -180,10 +180,10 @@ def dppo_kl_loss(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Losses:
-    """Compute DPPO with KL divergence (arXiv 2602.04879) as in veRL: :func:`dppo_tv_loss` with another rule for tokens.
+    """Compute DPPO with KL divergence (arXiv 2602.04879) as in veRL: :func:`dppo_tv_loss` with another exclusion rule.
 
-    The divergence is that of the token against all others together, D = p_old log(p_old / p) + (1 - p_old) log((1 -
-    p_old + 1e-8) / (1 - p + 1e-8)). A token is left out if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <=
+    The divergence is between the token and all other tokens combined, D = p_old log(p_old / p) + (1 - p_old) log((1 -
+    p_old + 1e-8) / (1 - p + 1e-8)). A token is excluded if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <=
     0 and p < p_old. The bounds are in nats; ``clip_low`` is in [0, 1]. Both are 0.05 in veRL's example.
     """
     _check_clip_ranges(clip_low, clip_high)
@@ -282,8 +282,8 @@ def kl_cov_loss(
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_range: float) -> Losses:
     """Compute the critic's loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
 
-    0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2), 0 outside the mask. A value that has
-    moved more than ``clip_range`` towards its return G has no gradient; one that has moved away keeps its gradient.
+    The loss is 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2). A value that has moved more
+    than ``clip_range`` towards its return G has no gradient; a value that has moved away keeps its gradient.
 
     Args:
         values: values v ``[B, R]`` of the critic being trained, in units of reward.
@@ -292,7 +292,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mas
         clip_range: positive clip range in units of reward, or infinity to disable clipping.
 
     Returns:
-        Losses ``[B, R]`` and metrics as sums over tokens: ``vf_clipfrac`` (clipped tokens) and ``num_tokens``.
+        Losses ``[B, R]``, 0 outside the mask, and token sums: ``vf_clipfrac`` (clipped tokens) and ``num_tokens``.
     """
     if not clip_range > 0:
         raise ValueError(f"clip_range={clip_range}: must be above 0; infinity for no clip")
@@ -326,7 +326,7 @@ def _smallest(keys: Tensor, count: Tensor) -> Tensor:
 
 
 def _random_keys(mask: Tensor, *contents: Tensor) -> Tensor:
-    """Return nonnegative pseudo-random keys [B, R] int64, seeded with ``contents`` in float32 at the masked tokens.
+    """Return nonnegative pseudo-random keys [B, R] int64, seeded with the float32 values of ``contents`` in the mask.
 
     Tokens are numbered within the mask, so padding has no effect. The seed is a sum of integers, which does not depend
     on the order in which a device adds them.
@@ -348,21 +348,21 @@ def _hashed(values: Tensor) -> Tensor:
 def _masked_tokens(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the boolean mask, and the log-ratios and advantages, which are 0 outside it, all ``[B, R]``."""
+    """Return the boolean mask, and the log-ratios and advantages set to 0 outside the mask, all ``[B, R]``."""
     mask = response_mask.bool()
     # Mask before exp, because infinite or NaN padding would reach the gradient as 0 * inf.
     return mask, torch.where(mask, logprobs - old_logprobs, 0.0), torch.where(mask, advantages, 0.0)
 
 
 def _probabilities(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities under the policy and before, detached, and 1 outside the mask, both ``[B, R]``."""
+    """Return the current and the old policy's probabilities, detached and 1 outside the mask, both ``[B, R]``."""
     return torch.where(mask, logprobs.detach(), 0.0).exp(), torch.where(mask, old_logprobs, 0.0).exp()
 
 
 def _masked_policy_gradient(
     logprobs: Tensor, mask: Tensor, log_ratio: Tensor, advantages: Tensor, kept: Tensor, most: float | None
 ) -> Losses:
-    """Return -sg[min(r, most)] A logprobs on the tokens of ``kept [B, R]``, 0 on others, and DPPO's metrics."""
+    """Return -sg[min(r, most)] A logprobs on the tokens in ``kept [B, R]``, 0 elsewhere, and DPPO's metrics."""
     ratio, most = _probability_ratio(log_ratio), math.inf if most is None else most
     kept = kept & mask
     losses = -ratio.clamp(max=most) * advantages * torch.where(kept, logprobs, 0.0)
