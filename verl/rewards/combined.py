@@ -23,14 +23,14 @@ def weighted_sum(
 ) -> Callable[..., Any]:
     """Return a function that calls all functions and returns the weighted sum of their scores.
 
-    A function that returns None is skipped, and the other weights do not change. The result contains the score of each
-    function under its name, and the functions' extra values. The response is correct if the first function that returns
-    ``acc`` says so, or otherwise if the first function that applies returns a score above 0. Coroutines run together.
+    A function that returns None does not apply, and adds nothing; other weights stay as they are. The result has the
+    score of each function under its name, and their extra values. The response is correct if the first function with
+    ``acc`` says so or, without one, if the first that applies gives a score above 0. Coroutines wait together.
 
     Args:
         parts: Weight, import path and function of each summand.
-        shared: Names of the arguments passed to every function. Other arguments are only passed to functions that have
-            a parameter with that name.
+        shared: Names of the arguments that every function is given; others are given to functions with a parameter of
+            that name.
         read: Function that returns the score, correctness and extra values of a result.
     """
     names, functions = _names([path for _, path, _ in parts]), [function for _, _, function in parts]
@@ -43,7 +43,7 @@ def weighted_sum(
 
     def joined(results: Sequence[Any]) -> dict[str, Any]:
         score, scores, extras = 0.0, dict[str, float](), dict[str, Any]()
-        correct: tuple[bool, bool] | None = None  # whether a function returned one of CORRECT_KEYS, and its value
+        correct: tuple[bool, bool] | None = None  # whether a function says so by a key, and what it says
         for (weight, path, _), name, result in zip(parts, names, results, strict=True):
             if result is None:
                 continue
@@ -58,13 +58,13 @@ def weighted_sum(
             extras = more | extras
         if correct is None:
             raise NoFunctionApplies(f"None from all of {', '.join(names)}; one of them must apply to every response")
-        # Put scores first, because only a few short values are kept per response.
+        # Scores first, since few and short values are kept of a response.
         kept = scores | {key: value for key, value in extras.items() if key not in scores}
         return kept | {"score": score, "acc": correct[1]}
 
     def combined(**arguments: Any) -> dict[str, Any]:
         results = (call(place, arguments) for place in range(len(parts)))
-        # A decorator can hide that a function is a coroutine function.
+        # A decorated coroutine function does not look like one.
         return joined([asyncio.run(result) if inspect.iscoroutine(result) else result for result in results])
 
     async def awaited(**arguments: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def weighted_sum(
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return a name for each function, with its module's name if it is ambiguous or a key of results.
+    """Return a name for each function: its own or, if that is a key of results or not the only one, with its module's.
 
     Names that are still equal are numbered.
     """
@@ -100,6 +100,6 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def named_parameters(function: Callable[..., Any]) -> dict[str, bool]:
-    """Return the parameters that can be passed by name, in order, and whether each is required."""
+    """Return the parameters that can be given by name, in order, and whether they have no default."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default is REQUIRED for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

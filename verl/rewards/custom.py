@@ -63,7 +63,7 @@ class MissingColumns(ConfigError):
 def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Load a function from its path, ``module:function`` or ``file.py:function``, or the weighted sum of several.
 
-    Raises ``ConfigError`` if a function cannot be imported or does not accept veRL's four arguments and ``keywords``.
+    Raises ``ConfigError`` if one cannot be imported or does not accept veRL's four arguments and ``keywords``.
     """
     parts = summands(path)
     if parts != [(1.0, path)]:
@@ -86,7 +86,7 @@ def further_parameters(path: str) -> tuple[str, ...]:
 
 @cache
 def needed_parameters(path: str) -> tuple[str, ...]:
-    """Return the ``further_parameters`` that have no default."""
+    """Return those of ``further_parameters`` that have no default."""
     return tuple(name for name in further_parameters(path) if named_parameters(load_function(path))[name])
 
 
@@ -94,7 +94,7 @@ def custom_verdict(path: str, *arguments: Any) -> Verdict:
     """Return the verdict of the custom function ``path``, called with ``ARGUMENTS``.
 
     The function receives the whole response, including thoughts, and the ground truth from the data file. A coroutine
-    runs to completion.
+    is run to its end.
 
     If the function fails, raises a one-line ``CustomFunctionError`` that names the function, data source, error and its
     location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.

@@ -1,7 +1,8 @@
-"""Reward function that asks a language model for a verdict through OpenAI's chat completions API.
+"""A reward function that asks a language model, at any address that speaks OpenAI's chat completions, for a verdict.
 
-Use it as a custom function, ``reward_score.custom_functions=["my_set=verl.rewards.judge:judge"]``, with its options in
-``reward_score.custom_kwargs``. Its calls run concurrently, with retries and a cache; see :mod:`verl.rewards.services`.
+It is a custom function: ``reward_score.custom_functions=["my_set=verl.rewards.judge:judge"]``, with its options in
+``reward_score.custom_kwargs``. So its calls wait together, are repeated and are remembered as
+:mod:`verl.rewards.services` says.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ MAX_REASON = 1000
 
 
 MAX_BYTES = 1 << 20
-"""Maximum size of the service's answer in bytes."""
+"""Maximum size of an answer of the service."""
 
 
 class JudgeError(Exception):
@@ -71,8 +72,8 @@ async def judge(
             and ``form``.
         threshold: Lowest score of a correct response.
         votes: Number of answers to average; above 1, the temperature should be above 0.
-        api_key_variable: Environment variable with the API key. Messages never contain the key.
-        prompt, question: Text or messages of the task, from the record's column with either name.
+        api_key_variable: Environment variable with the key, which appears in no message.
+        prompt, question: Text or messages of the task: a record's column of either name.
 
     Raises:
         JudgeError: If the service answers with an error, or without a verdict.
@@ -117,7 +118,7 @@ def judge_prompt(instructions: str, question: str, response: str, truth: Any, cr
 
 
 def verdict_schema(num_criteria: int) -> dict[str, Any]:
-    """Return the JSON schema of an answer: a reason, and a bool per criterion, or a score if there are no criteria."""
+    """Return the form of an answer: a reason, and whether each criterion is met, or a score if there are none."""
     verdict: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1}
     if num_criteria:
         verdict = {"type": "array", "items": {"type": "boolean"}, "minItems": num_criteria, "maxItems": num_criteria}

@@ -123,7 +123,7 @@ def _source(path: str) -> Path:
 
 
 def question_key(question: Question) -> str:
-    """Return a digest of everything that an answer depends on, including the source of the function."""
+    """Return a digest of all that an answer depends on, including the source of the function."""
     path = question[0]
     files = [_source(part) for _, part in summands(path)]
     code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
@@ -152,7 +152,7 @@ class _Answers:
                 raise self._unusable(error) from error
 
     def find(self, key: str) -> Verdict | None:
-        """Return the verdict on a question, or None if it is not stored or is damaged."""
+        """Return the verdict on a question, or None if it is unknown or was damaged."""
         if self._database is None:
             return None
         try:
@@ -166,7 +166,7 @@ class _Answers:
             return None
 
     def keep(self, key: str, verdict: Verdict) -> None:
-        """Store an answer immediately, so that the question is not asked again if the process is killed."""
+        """Store an answer at once, so that it is not asked for again if the process is killed."""
         if self._database is None:
             return
         try:

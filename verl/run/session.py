@@ -291,7 +291,7 @@ class TrainingRun(RaySession):
         )
 
     def _supervision(self, engines: bool) -> Supervision:
-        """Return the supervision options for the trainers or for the separate engines."""
+        """Return the supervision of either the trainers or the separate engines."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
         kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)

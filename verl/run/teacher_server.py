@@ -28,7 +28,7 @@ FIELD = "teacher.server.address"
 
 MAX_BYTES = 1 << 20
 BYTES_PER_TOKEN = 1 << 10
-"""Maximum size of a server response in bytes: a constant part, and a part per token of the request."""
+"""Maximum size of an answer: a constant part, and a part per token of the request."""
 
 MAX_TEXTS = 100
 """Maximum number of texts on which the tokenizers of policy and server are compared."""
@@ -54,11 +54,11 @@ FIRST_PAUSE_S = 1.0
 """Seconds before the first retry of a request. Each further pause is twice as long."""
 
 REPEATED = (408, 429, 500, 502, 503, 504)
-"""HTTP status codes after which a request is retried."""
+"""HTTP statuses after which a request is repeated."""
 
 
 class ServerError(Exception):
-    """Raised if the server does not answer or its answer is invalid.
+    """Raised if the server does not answer, or not as it should.
 
     Args:
         again: Whether the same request may succeed later.

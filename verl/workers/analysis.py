@@ -81,7 +81,7 @@ class AnalysisWorker:
 
 
 def _course(response: Batch, layer: int) -> PrefixMetrics:
-    """Return the rank metrics of a response's prefixes, and mean token statistics since the previous prefix."""
+    """Return the rank metrics of a response's prefixes, and the means over tokens since the previous prefix."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()

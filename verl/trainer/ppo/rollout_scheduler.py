@@ -134,7 +134,7 @@ class RolloutScheduler:
         with nullcontext() if timer is None else timer.phase("gen"), self._busy():
             batch = self.policy.generate(records, sampling, seed, verification.add, settings)
         verification.submit()
-        # A prompt that occurs twice forms two groups.
+        # A prompt that is there twice makes two groups.
         times = zip(records, occurrences(records), strict=True)
         group = torch.tensor([record.uid + count * REPEATED for record, count in times for _ in range(sampling.n)])
         # The episode of an agent that never requested a turn has no response.
