@@ -132,12 +132,12 @@ class CaptureOptions:
 
     @property
     def keeps_prompts(self) -> bool:
-        """Whether states of prompt tokens are kept."""
+        """Return whether states of prompt tokens are kept."""
         return self.phase in ("prefill", "both")
 
     @property
     def keeps_responses(self) -> bool:
-        """Whether to keep the hidden states from which response tokens were sampled."""
+        """Return whether to keep the hidden states from which response tokens were sampled."""
         return self.phase in ("decode", "both")
 
 

@@ -27,7 +27,7 @@ class LayerSelection:
 
     @property
     def include_last(self) -> bool:
-        """Whether the state after the final norm is captured."""
+        """Return whether the state after the final norm is captured."""
         return None in self._places
 
     def pick(self, final: Tensor, auxiliary: list[Tensor]) -> list[Tensor]:

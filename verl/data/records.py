@@ -153,5 +153,5 @@ def parse_json(value: Any) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether ``text`` can be encoded. JSON may contain lone surrogates, which tokenizers reject."""
+    """Return whether ``text`` can be encoded. JSON may contain lone surrogates, which tokenizers reject."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

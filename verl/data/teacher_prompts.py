@@ -41,7 +41,7 @@ class TeacherPrompts:
 
     @property
     def read_verdicts(self) -> bool:
-        """Whether prompts depend on responses and their verdicts."""
+        """Return whether prompts depend on responses and their verdicts."""
         return bool(self.function.optional)
 
     def try_on(self, record: PromptRecord, group_size: int) -> None:

@@ -105,7 +105,7 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
 
 
 def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt ends with ``<think>``, as in the templates of reasoning models."""
+    """Return whether a prompt ends with ``<think>``, as in the templates of reasoning models."""
     return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith(THINK)
 
 
