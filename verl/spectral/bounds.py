@@ -1,6 +1,6 @@
 """Estimates the memory needed for one response's spectra, and chooses a block size that keeps it within a bound.
 
-A response of n rows and D columns is factored either as one n x n Gram matrix or in blocks of s rows, which also need D
+A response of n rows and D columns is factored either as one n x n Gram matrix or in blocks of s rows, with additional D
 x D matrices. The formulas are derived in docs/spectral.md, "Memory".
 """
 

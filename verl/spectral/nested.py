@@ -183,8 +183,8 @@ def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
     """Return, for each response and shift q, the row count of the longest prefix that uses the shift, ``[b, Q]``.
 
     ``rows [b, P]`` are the row counts of the prefixes (0 without a spectrum), and ``offset`` is as in :class:`_Window`.
-    Both are on the CPU. Shift q of a fit with ``count`` shifts is used by prefixes whose offset is at least q - count +
-    1.
+    Both are on the CPU. If the fit has ``count`` shifts, shift q is used by prefixes with an offset of at least q -
+    count + 1.
     """
     # For each offset, find the longest prefix with exactly that offset, and then with at least that offset.
     longest = rows.new_zeros(len(rows), int(offset.max()) + 1)
