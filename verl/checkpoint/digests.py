@@ -30,7 +30,7 @@ REFUSED = ("data.train_files", TOKENIZER, CHAT_TEMPLATE, VERIFIERS, "reward_scor
 def run_digests(
     config: PPOConfig | SFTConfig, tokenizer: PreTrainedTokenizerBase, data: Mapping[str, Iterable[Any]]
 ) -> dict[str, str]:
-    """Return the digest of each of a run's inputs, by the option that sets the input or by a description.
+    """Return the digest of each input of a run, by the option that names the input.
 
     The inputs are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code,
     and the models that are read again when the run resumes. A file that moves or changes its format keeps its digest.

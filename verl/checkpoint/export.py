@@ -31,8 +31,7 @@ def export_checkpoint(
         source: Checkpoint to export, or the folder of a run whose latest checkpoint is exported.
         out: New folder to write to, or None for ``<checkpoint>/<part>/huggingface``.
         part: Model to export, ``actor`` or ``critic``.
-        dtype: Dtype of the exported weights (float32 in checkpoints), or None for the dtype of the initial model's
-            files.
+        dtype: Dtype of the exported weights (float32 in checkpoints), or None for the initial model's dtype.
 
     Raises:
         ConfigError: If there is no intact checkpoint, if it lacks parts of the model, or if ``out`` exists.

@@ -1,8 +1,7 @@
 """Manages checkpoints on disk. They are written atomically and verified before use.
 
 ``<run>/global_step_<N>/`` is written under a temporary name. It is renamed once all files are on disk, including
-``manifest.json``, which contains the files' sizes and checksums. ``latest_checkpointed_iteration.txt`` contains the
-latest step.
+``manifest.json`` with their sizes and checksums. ``latest_checkpointed_iteration.txt`` contains the latest step.
 """
 
 import json
@@ -66,8 +65,7 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
 
     Args:
         state: Trainer state to write to ``trainer_state.json``.
-        records: Sizes and checksums computed by the writers of the files. Files without a record are read to compute
-            one.
+        records: Sizes and checksums known from writing. Files without a record are read to compute it.
 
     Raises:
         RuntimeError: If a file that was written is not in ``folder``, because a machine does not share the folder.
@@ -214,8 +212,7 @@ def latest_checkpoint(root: Path) -> Path | None:
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:
     """Remove unfinished checkpoints of ``attempt`` and earlier attempts, or of all attempts if ``attempt`` is None.
 
-    An earlier attempt may still be using them: its workers may be writing, or its driver may be completing a
-    checkpoint.
+    An earlier attempt may still be using them: its workers may be writing, or its driver may be completing one.
     """
     for folder in root.glob(".global_step_*.unfinished"):
         match = _ATTEMPT.search(folder.name)

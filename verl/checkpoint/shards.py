@@ -245,8 +245,7 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
     """Return the tensors that training changes, without copying them: trained parameters and optimizer moments.
 
     Tied parameters are included once, and frozen parameters are omitted. There are no moments before the optimizer's
-    first step. ``torch.distributed.checkpoint.state_dict`` would create them with a step on zero gradients, which
-    counts.
+    first step. (``torch.distributed.checkpoint.state_dict`` would create them by a counted step on zero gradients.)
     """
     state = trained_parameters(learner.model)
     for name, parameter in learner.model.named_parameters():

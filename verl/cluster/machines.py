@@ -108,8 +108,7 @@ def wait_for_machines(
 ) -> None:
     """Wait until ``nnodes`` machines have room for a run's workers, and log how many have joined.
 
-    Raises ``ConfigError`` after ``timeout_s`` seconds. The message lists the machines that joined and, if known, the
-    missing machines.
+    Raises ``ConfigError`` after ``timeout_s`` seconds, with a list of the joined and, if known, missing machines.
     """
     resource = RESOURCES[device_type]
     for there, waited in _counts(lambda: len(machines_with(workers_per_node, device_type)), nnodes, say, interrupt):

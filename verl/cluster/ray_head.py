@@ -30,8 +30,7 @@ LONGEST_ADDRESS = 1000
 def cluster_address() -> str:
     """Return ``host:port`` of the run's cluster, or "" if the run starts a local cluster, as with RAY_ADDRESS=local.
 
-    It is RAY_ADDRESS or, if this is unset or ``auto``, the cluster that ``ray start`` started or joined on this
-    machine.
+    It is RAY_ADDRESS or, if this is unset or ``auto``, the cluster that ``ray start`` started or joined here.
 
     Raises:
         ConfigError: If RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
