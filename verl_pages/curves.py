@@ -29,7 +29,7 @@ class Panel:
     """Pairs (metric name, legend label), one per series."""
     percent: bool = False
     layer: str = ""
-    """The panel is shown only if this layer is selected. If the string is empty, it is always shown."""
+    """Layer that must be selected to show the panel. If empty, the panel is always shown."""
     log: bool = False
     about: str = ""
     """Description of the chart."""

@@ -23,7 +23,7 @@ LARGEST = 1e30
 """Maximum absolute value that is shown. Larger values are damaged, and computing with them could overflow."""
 
 SAME = 1e-9
-"""Values are shown as equal if their range is below this fraction of the largest absolute value or of 1."""
+"""Values are shown as equal if their range is below this fraction of the largest absolute value (at least 1)."""
 
 MAX_ROWS = 1 << 16
 """Maximum number of responses to read per step."""

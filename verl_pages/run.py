@@ -33,7 +33,7 @@ MAX_PROMPTS = 20_000
 MAX_RUNS = 32
 
 EVALUATED = "results.csv"
-"""File by which the folder of an evaluation is distinguished from the folder of a training run."""
+"""File whose presence marks a folder as an evaluation rather than a training run."""
 
 MAX_DIFFERENCES = 5
 """Maximum number of differing options shown per run in the overview. The section Configuration lists all of them."""

@@ -174,7 +174,7 @@ def _raw_bytes(path: Path) -> int:
 def shown_truth(text: str) -> str:
     """Format a ground truth stored as JSON. Strings have no quotation marks and escapes, and null is an empty string.
 
-    Of a mapping with the key ``answer``, such as a generated problem, only the answer is shown.
+    If it is a mapping with the key ``answer``, such as a generated problem, only the answer is shown.
     """
     try:
         truth = json.loads(text)

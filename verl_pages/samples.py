@@ -152,7 +152,7 @@ def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[st
 
 
 def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
-    """Return the indices of up to ``number`` responses to show: one response per verdict, then the rest in order."""
+    """Return the indices of up to ``number`` responses to show: first one per verdict, then others in order."""
     first_of_verdict: dict[str, int] = {}
     for i, row in enumerate(rows):
         first_of_verdict.setdefault(row["verdict"], i)

@@ -53,7 +53,7 @@ class _Request:
     prompt_length: int
     """Length of the prompt, excluding response tokens sampled by earlier requests."""
     read: range
-    """Positions of the request's initial tokens whose states are kept, in addition to those of sampled tokens."""
+    """Positions of initial tokens whose states are kept, in addition to the states that tokens are sampled from."""
     finished: bool = False
     """Whether the engine has finished the request."""
     released: bool = False
@@ -272,7 +272,7 @@ def to_host(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns; raise ``TypeError`` if one does not have one entry per response or per token."""
+    """Return the reducer's columns. Raise ``TypeError`` if one has neither an entry per response nor per token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

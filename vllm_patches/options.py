@@ -108,7 +108,7 @@ class CaptureOptions:
         return reducer
 
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return captured layers as indices from 0 to ``num_layers - 1``, which means the state after the final norm.
+        """Return the captured layers as nonnegative indices. ``num_layers - 1`` is the state after the final norm.
 
         Raises:
             ValueError: If the model has no such layer, or a layer is listed twice.

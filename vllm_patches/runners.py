@@ -21,7 +21,7 @@ class LayerSelection:
     """
 
     def __init__(self, layers: tuple[int, ...], num_layers: int) -> None:
-        """Select ``layers`` from 0 to ``num_layers - 1``; the last one is the state after the final norm."""
+        """Select ``layers``, given as nonnegative indices. ``num_layers - 1`` is the state after the final norm."""
         self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
         self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
 

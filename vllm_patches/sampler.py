@@ -105,7 +105,7 @@ class _Step:
     uniforms: Tensor
     """Uniform numbers in [0, 1), [B] float64 on the device."""
     streamless: Tensor | None
-    """The same as in :class:`_Rows`."""
+    """Copied from :class:`_Rows`."""
     temperatures: Tensor | None
     """Temperatures, [B] float32 on the device, NaN for requests without a table. None if no request has a table."""
 

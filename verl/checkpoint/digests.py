@@ -30,7 +30,7 @@ REFUSED = ("data.train_files", TOKENIZER, CHAT_TEMPLATE, VERIFIERS, "reward_scor
 def run_digests(
     config: PPOConfig | SFTConfig, tokenizer: PreTrainedTokenizerBase, data: Mapping[str, Iterable[Any]]
 ) -> dict[str, str]:
-    """Return the digest of each input of a run, by the option that names the input.
+    """Return a digest for each input of a run, keyed by the option that names the input.
 
     The inputs are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code,
     and the models that are read again when the run resumes. A file that moves or changes its format keeps its digest.
@@ -50,7 +50,7 @@ def run_digests(
 
 
 def data_by_file(dataset: PromptDataset) -> dict[str, list[Any]]:
-    """Return the contents of the prompts in each data file, by the option that names the file."""
+    """Return the contents of the prompts in each data file, keyed by the option that names the file."""
     parts = ((end - size, end) for size, end in zip(dataset.sizes, accumulate(dataset.sizes), strict=True))
     return {
         f"data.train_files[{i}]": [
@@ -62,7 +62,7 @@ def data_by_file(dataset: PromptDataset) -> dict[str, list[Any]]:
 
 
 def digest(values: Iterable[Any]) -> str:
-    """Return a digest of JSON values, which depends on their order. ``str`` converts values of other types."""
+    """Return an order-dependent digest of JSON values. Values of other types are converted with ``str``."""
     total = hashlib.blake2b(digest_size=16)
     for value in values:
         total.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass"))
@@ -88,7 +88,7 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _files_of(path: str, is_file: bool) -> Iterator[Path]:
-    """Yield the file of the user code at an import path. With ``is_file``, ``path`` is a file's path instead."""
+    """Yield the file of the user code at an import path. If ``is_file``, ``path`` is a file path instead."""
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:
         yield from [Path(module)] if Path(module).is_file() else []

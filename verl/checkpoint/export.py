@@ -111,7 +111,7 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
 
 
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Return all parameters stored in ``shards`` by name, unsharded and on the CPU.
+    """Return all parameters stored in ``shards``, unsharded and on the CPU, keyed by name.
 
     Raises:
         ConfigError: If the names and shapes of the parameters do not match ``expected``.

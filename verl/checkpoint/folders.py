@@ -26,7 +26,7 @@ STATE = "trainer_state.json"
 FORMAT = 2
 """Format version in the manifest. It increases when a change to the trainer state makes older checkpoints unusable."""
 READ_SUFFIXES = (".safetensors", ".json")
-"""Suffixes of the files that are read when a run resumes, whatever their names."""
+"""Files with these suffixes, whatever their names, are read when a run resumes."""
 EXPORTED = "huggingface"
 """Folder of a model in ``transformers`` format, which may be added to a checkpoint later."""
 _NAME = re.compile(r"global_step_(\d+)")
@@ -65,7 +65,7 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
 
     Args:
         state: Trainer state to write to ``trainer_state.json``.
-        records: Sizes and checksums known from writing. Files without a record are read to compute it.
+        records: Sizes and checksums computed while writing. Files without a record are read to compute it.
 
     Raises:
         RuntimeError: If a file that was written is not in ``folder``, because a machine does not share the folder.
@@ -101,7 +101,7 @@ def verify_checkpoint(folder: Path) -> None:
 
     Raises:
         DamagedCheckpoint: If a file is missing, has a different size or content, or cannot be read.
-        ConfigError: If the manifest does not list a file that resuming would read.
+        ConfigError: If a file that would be read when resuming is not listed in the manifest.
     """
     if reason := unreadable(sorted(folder.rglob("*"))):
         raise DamagedCheckpoint(reason)

@@ -151,7 +151,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return the highest value of the metric ``name`` and the first step with that value, or None without values.
+    """Return a metric's ``name``, highest value and the first step with this value, or None if it has no values.
 
     Args:
         validations: Step -> metrics of the validation at that step.
@@ -162,7 +162,7 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Return the metrics of the validations before a checkpoint by step. Steps are converted from text to integers."""
+    """Return the metrics of the validations before a checkpoint, keyed by step (converted from text to an integer)."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
@@ -221,7 +221,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of the trained parameters by name. With adapters, only their parameters are trained."""
+    """Return the shapes of the trained parameters, keyed by name. With adapters, only adapters are trained."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)

@@ -59,7 +59,7 @@ class CheckpointSaver:
             scores: Step -> validation score, by which the best checkpoint is determined.
 
         Raises:
-            WorkerError: If writing this checkpoint or, in the background, the previous one failed.
+            WorkerError: If writing this checkpoint failed, or writing the previous one in the background.
         """
         self.finish()
         text = json.dumps(state, indent=2) + "\n"

@@ -232,7 +232,7 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Return the number of each tensor's file, from 1, by tensor name. A new file starts after ``num_bytes``."""
+    """Return the number of each tensor's file, from 1, keyed by tensor name. A new file starts after ``num_bytes``."""
     numbers, total = {}, 0
     # Sort the names, because a resumed optimizer has its tensors in a different order.
     for name in sorted(tensors):
@@ -245,7 +245,7 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
     """Return the tensors that training changes, without copying them: trained parameters and optimizer moments.
 
     Tied parameters are included once, and frozen parameters are omitted. There are no moments before the optimizer's
-    first step. (``torch.distributed.checkpoint.state_dict`` would create them by a counted step on zero gradients.)
+    first step. ``torch.distributed.checkpoint.state_dict`` would create them, but by a counted step on zero gradients.
     """
     state = trained_parameters(learner.model)
     for name, parameter in learner.model.named_parameters():
@@ -255,7 +255,7 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the trained parameters by their names in the shards, without copying them."""
+    """Return the trained parameters, without copying them, keyed by their names in the shards."""
     reshard(model)
     return {MODEL + name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
@@ -287,7 +287,7 @@ def load_shards(state: dict[str, Tensor], folder: Path, group: dist.ProcessGroup
 
 
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Return the shape of every tensor in the shards by name, as read from the file headers.
+    """Return the shape of every tensor in the shards, as read from the file headers, keyed by name.
 
     Raises:
         ConfigError: If the headers cannot be read.

@@ -209,7 +209,7 @@ def make_token(folder: Path) -> None:
 
 
 def remove(folder: Path, patterns: Sequence[str]) -> None:
-    """Remove this module's files, and also the folder if it is then empty. The user may keep other files there."""
+    """Remove this module's files, and the folder if it is empty afterwards. The user may keep other files there."""
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         path.unlink(missing_ok=True)
     with suppress(OSError):
@@ -286,7 +286,7 @@ def with_nnodes(command: Sequence[str], nnodes: int) -> list[str]:
 
 
 def publish(head: str, code: int, others: int) -> None:
-    """Publish the exit code and wait until all ``others`` have read it. Return at once if the head is lost."""
+    """Publish the exit code and wait until all other machines have read it. Return at once if the head is lost."""
     deadline = time.monotonic() + GOODBYE_S
     if reachable(head):
         with suppress(RpcError):

@@ -13,7 +13,7 @@ from verl.cluster.failures import NoRoom, RequeueError
 from verl.config.errors import ConfigError
 
 LOOK_S = 1.0
-"""Seconds between two counts of machines."""
+"""Seconds between two checks of the number of machines."""
 ANSWER_S = 20.0
 """Maximum number of seconds for a machine to start a process and respond."""
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}

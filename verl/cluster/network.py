@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 LOOPBACK = "127.0.0.1"
-"""Address of runs on a single machine, which use no other address."""
+"""The only address that a run on a single machine uses."""
 
 
 def loopback_interface() -> str:

@@ -54,7 +54,7 @@ def draw_split(
 
 
 def split_of(question: str) -> str:
-    """Return the split to which a hash of its text assigns ``question``."""
+    """Return the split of ``question``, determined by a hash of its text."""
     bucket = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % sum(SPLIT_SHARES.values())
     for name, share in SPLIT_SHARES.items():
         if bucket < share:

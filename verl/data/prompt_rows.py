@@ -46,7 +46,7 @@ class PromptReader:
     """Converter from rows to records, which also collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, scored: bool = True) -> None:
-        """Prepare a reader. ``scored`` tells whether verifiers score the responses."""
+        """Prepare a reader. ``scored`` indicates whether verifiers score the responses."""
         self.scored = scored
         check_template(config.template, tokenizer, "data.template")
         self.config = config
@@ -152,7 +152,7 @@ def render(
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
     """Return the row's prompt as a chat. Raises a ``ConfigError`` that names ``where`` if it is empty or malformed.
 
-    ``with_tools`` tells whether the run provides tools, which records of veRL may require.
+    ``with_tools`` indicates whether the run provides tools, which records of veRL may require.
     """
     prompt = row[key]
     for column in MEDIA:

@@ -108,7 +108,7 @@ class PromptLayout(NamedTuple):
     answer_key: str | None = None
     data_source: str | None = None
     generated: Mapping[str, Mapping[str, Any]] = {}
-    """Options of generated datasets, by name."""
+    """Name of a generated dataset -> its options."""
     whole_rows: bool = False
     """Whether to add all other columns to ``extra_info``, for environments that are initialized with a row."""
 
@@ -130,7 +130,7 @@ class PromptLayout(NamedTuple):
         return [self.completed(row, scored) for row in rows]
 
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
-        """Return a row with the columns that ``answer_key`` and ``data_source`` replace, and with optional columns.
+        """Fill in the columns that ``answer_key`` and ``data_source`` provide, and optional columns that the row lacks.
 
         Columns for which a custom reward function has parameters are added to ``extra_info``.
         """

@@ -62,7 +62,7 @@ def rl_record(
 
 
 def split_solution(text: str) -> tuple[str, str | None]:
-    """Split ``text`` into (answer, solution) if it ends with e.g. ``#### 12``; otherwise, return (text, None)."""
+    """Return (answer, ``text``) if ``text`` is a solution that ends with e.g. ``#### 12``, else (``text``, None)."""
     answer = extract_gsm8k(text)
     return (text, None) if answer is None else (answer, text)
 

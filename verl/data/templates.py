@@ -55,13 +55,13 @@ def _read(name: str) -> dict[str, Any]:
 
 
 TEMPLATES = {name: Template(**fields) for name, fields in _read("templates").items()}
-"""Templates by name."""
+"""Name -> template."""
 
 DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]
     for name, examples in _read("demonstrations").items()
 }
-"""Name, which ``Benchmark.demonstrations`` refers to -> questions with worked answers."""
+"""Name in ``Benchmark.demonstrations`` -> questions with worked answers."""
 
 
 def find_template(name: str, field: str = "template") -> Template:

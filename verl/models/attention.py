@@ -111,7 +111,7 @@ def packed_attention(
     """Compute causal attention with the ``transformers`` interface. For the score options, see :class:`Options`.
 
     Args:
-        query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T counts only this worker's tokens.
+        query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T is the number of this worker's tokens.
         key, value: [B, K, T, D].
         attention_mask: mask for padded rows in the implementation's format. For packed rows, None or a dummy mask of
             shape ``NO_MASK``.
@@ -150,7 +150,7 @@ def packed_attention(
 
 
 def _check_supported(module: nn.Module, options: Options, masked: bool, others: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` if an argument is not supported. ``masked`` tells whether packed rows have a mask."""
+    """Raise ``ConfigError`` if an argument is not supported. ``masked`` indicates that packed rows have a mask."""
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if options.softcap is not None and options.implementation == "sdpa":
         unsupported.append("softcap")

@@ -93,7 +93,7 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
 
 
 def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
-    """Raise ``ConfigError`` unless ``transformers`` provides this attention implementation for the model and device."""
+    """Raise ``ConfigError`` if ``transformers`` lacks this attention implementation for the model or device."""
     known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
     # Names of the form owner/name refer to kernels on the hub.
     if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
@@ -158,7 +158,7 @@ def check_value_architecture(config: ModelConfig, field: str) -> None:
 
 
 def check_sequence_fits(field: str, length: int, model_field: str, model: ModelConfig) -> None:
-    """Raise ``ConfigError`` unless ``model`` supports sequences of ``length`` tokens.
+    """Raise ``ConfigError`` if ``model`` does not support sequences of ``length`` tokens.
 
     ``field`` and ``model_field`` name the options that set the length and the model.
     """

@@ -46,7 +46,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
 class ForwardPass:
-    """Forward passes over micro-batches. All workers must run each one together."""
+    """Forward passes over micro-batches. All workers must run each forward pass together."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """Wrap a sharded ``model`` that was loaded with ``config`` and runs on ``device`` (``cpu`` or ``cuda``)."""
@@ -102,7 +102,7 @@ class ForwardPass:
 
 
 class Teacher(NamedTuple):
-    """A model whose distribution the policy's is compared with, and the tokens that this model is run on."""
+    """A teacher model and the token sequences to run it on."""
 
     forward: "LogprobForward"
     """Forward passes of the teacher, which may be the policy itself."""
@@ -110,7 +110,7 @@ class Teacher(NamedTuple):
     """Micro-batch of the policy's responses, possibly with other prompts. Its ``tokens`` are on the CPU."""
 
     def last_states(self, mask: Tensor | None) -> Tensor:
-        """Return the last hidden states that predict the response tokens in ``mask [M]``, or all of them, [n, D]."""
+        """Return the last hidden states [n, D] that predict the response tokens in ``mask [M]`` (None: all tokens)."""
         predictors = self.rows.predictors
         return self.forward.last_states(self.rows, predictors if mask is None else predictors[mask])
 
@@ -119,7 +119,7 @@ class LogprobForward(ForwardPass):
     """Forward passes of a causal language model that compute log-probabilities and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Patch the output head; if it is chunked or rows are packed, verify the results on a small batch.
+        """Patch the output head. If it is chunked or rows are packed, verify the results on a small batch.
 
         Raises:
             ConfigError: if the configured layout and the model's own forward pass give different results.

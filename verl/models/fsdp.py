@@ -68,7 +68,7 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
     """Return the mesh for :func:`fully_shard`: ``mesh`` itself, or a 2D mesh [copies, shards per copy].
 
     Neighbouring ranks, which have the fastest links, shard the same copy. Models with the same ``fsdp_size`` share a
-    mesh, because each mesh's communicators take GPU memory.
+    mesh, because each mesh's communicators use GPU memory.
 
     Args:
         mesh: one-dimensional mesh of all workers.
@@ -85,7 +85,7 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
 
 
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
-    """Shard ``model`` in place over ``mesh`` from :func:`sharding_mesh`; keep frozen weights in ``param_dtype``.
+    """Shard ``model`` in place over ``mesh`` from :func:`sharding_mesh`. Frozen weights are kept in ``param_dtype``.
 
     Each decoder layer is an FSDP unit. Peak memory therefore includes the full parameters of one layer at a time, in
     addition to the embedding and the head.

@@ -129,7 +129,7 @@ def _fix(path: str) -> str:
 
 
 def model_digest(path: str) -> str:
-    """Return a digest of the weights in a local folder, wherever it is, or return a hub id unchanged.
+    """Return a digest of the weights in a local folder, independent of its path, or return a hub id unchanged.
 
     Raises:
         ConfigError: if the folder does not exist or disappears while it is read.

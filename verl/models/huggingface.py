@@ -59,7 +59,7 @@ def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
 
 
 def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return a model's persistent buffers by name. Router biases in GLM 4 and DeepSeek V3 are examples.
+    """Return a model's persistent buffers, such as router biases in GLM 4 and DeepSeek V3, keyed by name.
 
     Training does not change them.
     """
@@ -84,7 +84,7 @@ def in_checkpoint_format(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield ``weights`` in the format of the model's files, undoing the conversions made on loading.
 
-    Parameters that share a tensor in the files are yielded once all of them have arrived, all others immediately. The
+    Parameters that share a tensor in the files are buffered until all have arrived. Others are yielded immediately. The
     experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with ``*``
     for the expert index, because looping over experts in Python would take longer than copying them.
 
@@ -165,7 +165,7 @@ def write_architecture(
 
 
 def read_buffers(folder: Path) -> dict[str, Tensor]:
-    """Return the buffers in a folder written by :func:`write_architecture`, by name."""
+    """Return the buffers in a folder written by :func:`write_architecture`, keyed by name."""
     return load_file(folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
 
 
@@ -183,12 +183,12 @@ class WeightFiles:
         # Keep the head of a value model, and weights that transformers loads in float32, in float32.
         exact = model._get_dtype_plan(dtype)
         self.dtypes = {name: value.dtype for name, value in self.shapes.items()}
-        """Dtype of each weight in the files, by name."""
+        """Name -> dtype of the weight in the files."""
         for name in parameters:
             if not (name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in exact)):
                 self.dtypes[name] = _narrower(dtype, self.dtypes[name])
         self.files = self._cut(file_bytes)
-        """Names of the weights in each file."""
+        """File -> names of its weights."""
 
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
         # Weights that share a tensor must be written by one process.

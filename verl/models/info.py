@@ -285,7 +285,7 @@ def _hub_kernels(config: PreTrainedConfig) -> list[str]:
 
 
 def _expected_shapes(info: ModelInfo) -> dict[str, list[int]]:
-    """Return the shapes of the language model's parameters, except of experts, whose names differ in the files."""
+    """Return the shapes of the language model's parameters without experts, whose names differ in the files."""
     if type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return {}
     # transformers stacks expert weights and may transpose them.

@@ -111,7 +111,7 @@ class Learner:
 
 @contextmanager
 def deterministic_operations(missing: set[str]) -> Iterator[None]:
-    """Use deterministic operations inside the block, and add the names of operations that torch lacks to ``missing``.
+    """Use deterministic operations inside the block, and add the names of nondeterministic ones to ``missing``.
 
     The setting applies to the whole process. It must be off while an engine samples, because the cumulative sum used to
     draw tokens has no deterministic implementation on a GPU.

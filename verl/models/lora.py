@@ -47,7 +47,7 @@ MAX_SCALE = 10_000
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Return all linear layers except the output head, by name."""
+    """Return all linear layers except the output head, keyed by name."""
     head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
     return {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head

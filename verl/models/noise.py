@@ -14,7 +14,7 @@ SCALE = 0.2
 def add_noise(model: PreTrainedModel) -> list[Tensor]:
     """Add Gaussian noise to all parameters of a loaded model in place, and return host copies of the original shards.
 
-    It depends only on the shard's parameter, shape and values, so that ranks with equal shards get equal noise.
+    The noise depends only on the parameter and its shard, so that ranks with equal shards add equal noise.
     """
     reshard(model)
     copies = []

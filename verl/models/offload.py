@@ -83,7 +83,7 @@ class Offloaded:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor, or the whole tensor if it is not sharded, detached."""
+    """Detach a tensor and return this rank's shard of it, or the whole tensor if it is not sharded."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

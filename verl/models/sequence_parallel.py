@@ -22,7 +22,7 @@ from verl.utils.distributed import collective_timeout
 def sequence_group(size: int) -> ProcessGroup | None:
     """Return this worker's group of ``size`` neighbouring ranks, or None if ``size`` is 1.
 
-    All workers must call this function together. All models use one group, since each communicator takes GPU memory.
+    All workers must call this function together. All models use one group, since each communicator uses GPU memory.
     """
     if size == 1:
         return None

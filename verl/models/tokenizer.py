@@ -15,7 +15,7 @@ from verl.models.info import ModelInfo
 def load_tokenizer(
     path: str, trust_remote_code: bool, field: str = "model.path", needs_chat_template: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Load the model's tokenizer; error messages name the option ``field``.
+    """Load the model's tokenizer. Error messages name the option ``field``.
 
     Raises:
         ConfigError: if there is no tokenizer, or if it lacks an end-of-sequence token or a required chat template.

@@ -66,7 +66,7 @@ class Sums(NamedTuple):
     scale: Tensor
     """Scales ``[b, P]``, which are 1 for prefixes without singular values."""
     failed: Tensor
-    """Whether sums are invalid because of a nonpositive pivot or of squares lost to underflow, ``[b]``."""
+    """Whether sums are invalid because of a nonpositive pivot or an underflow of squares, ``[b]``."""
 
 
 def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int, max_bytes: int) -> Sums:

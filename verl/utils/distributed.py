@@ -74,7 +74,7 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """Return the timeout set by :func:`join_world`, to pass to new groups, whose default is torch's timeout."""
+    """Return the timeout set by :func:`join_world`. Other groups must be given it, since they default to torch's."""
     return _timeout
 
 

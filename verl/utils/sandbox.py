@@ -162,7 +162,7 @@ def _status(file: int) -> dict[str, int]:
 
 
 def _memory(first: int) -> int:
-    """Return the private resident bytes of a process and its descendants. Pages shared by forks count for each."""
+    """Return the private resident bytes of a process and its descendants, counting pages shared by forks repeatedly."""
     pages, family = 0, [first]
     for pid in family:
         try:

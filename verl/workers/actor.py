@@ -28,7 +28,7 @@ from verl.workers.policy_loss import PolicyLoss
 
 
 class Actor(Policy):
-    """Policy that is trained, with its optimizer."""
+    """Trainable policy with its optimizer."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class ValueModel:
 
 
 class Critic(ValueModel):
-    """Value model that is trained, with its optimizer."""
+    """Trainable value model with its optimizer."""
 
     def __init__(self, config: CriticConfig, mesh: DeviceMesh, total_steps: int) -> None:
         super().__init__(config.model, mesh, trainable=True)
@@ -108,7 +108,7 @@ class RewardModel(ValueModel):
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
-    """Return the last attended position of each row that is not ``pad_token_id``, or 0 without one, [B, 1] int64.
+    """Return each row's last attended position whose token is not ``pad_token_id``, or 0, as [B, 1] int64.
 
     Trailing padding tokens are skipped even if they belong to the conversation, as in the training of such heads.
 

@@ -127,7 +127,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return scored.columns("logprobs", "entropy", *self.statistics).fill(EPISODE, **beside)
 
     def compute_ref_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs`` under the reference policy. With LoRA, it is the policy with its adapters disabled."""
+        """Return ``logprobs`` under the reference policy. With LoRA, this is the policy with its adapters disabled."""
         if self.lora:
             with adapters_disabled(self.actor.model):
                 return self.actor.compute_logprobs(batch).columns("logprobs")

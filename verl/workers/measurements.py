@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PromptResponses:
-    """A prompt and the responses to it whose hidden states are to be measured."""
+    """A prompt and responses whose hidden states are measured."""
 
     key: int
     """Identifier of the prompt chosen by the caller."""

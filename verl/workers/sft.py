@@ -41,7 +41,7 @@ class SFTWorker(CheckpointWorker):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Batch:
-        """Return the conversations with the sum of learned tokens' log-probabilities and their number.
+        """Return the conversations with the total log-probability and the number of their learned tokens.
 
         The columns ``total_logprob`` and ``num_learned`` are float64 with one entry per episode.
         """

@@ -40,7 +40,7 @@ class MovingAverage(Policy):
 
     @torch.no_grad()
     def update(self, rate: float) -> None:
-        """Set every weight to (1 - rate) average + rate policy."""
+        """Set every weight to (1 - rate) * average + rate * policy."""
         with self.parameters.loaded(), self.policy.parameters.loaded():
             reshard(self.model)
             reshard(self.policy.model)
