@@ -244,7 +244,7 @@ def _pack_panels(
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
     """Return a run's row in the overview."""
     planned = run.option("trainer.total_training_steps")
-    # Only complete runs have a summary; only runs of this version have a start.
+    # Only complete runs have a summary, and only runs of newer versions have a start.
     facts = run.start | run.summary
     versions = facts.get("versions")
     return {

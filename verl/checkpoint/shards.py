@@ -77,7 +77,7 @@ class CheckpointWorker:
         self._parts = parts
         self._averages = averages or {}
         self._seed = seed
-        # A separate group, so that messages of the background thread do not mix with those of training.
+        # Use a separate group, so that messages of the background thread and of training do not mix.
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None

@@ -223,8 +223,9 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
     log = folder / f"ray-{socket.gethostname()}.log"
     # Only metrics and tokens go through the object store.
     options = (f"--node-ip-address={own}", *options, "--object-store-memory=268435456", "--block")
-    # Slurm sends SIGUSR1 and SIGTERM to every process of a step. They are meant for the driver, which then saves and
-    # needs Ray and the workers to survive. Ray installs a SIGTERM handler, so ignoring the signal is not enough.
+    # Slurm sends SIGUSR1 and SIGTERM to every process of a step. They are meant for the driver, which saves a
+    # checkpoint and needs Ray and the workers to survive. Ray installs a SIGTERM handler, so ignoring the signal is not
+    # enough.
     with log.open("wb") as output, private_files(), signals_blocked(*SIGNALS):
         ray = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "start", *options],
@@ -301,7 +302,7 @@ def publish(head: str, code: int, others: int) -> None:
 def follow(head: str, rank: int, ray: RayProcess) -> int:
     """Wait for the run's exit code and return it, or :data:`REQUEUE` if the head is lost."""
     client, heard = None, time.monotonic()
-    # Slurm signals every machine before the job ends; the driver then saves, and still needs this machine.
+    # Slurm signals every machine before the job ends; the driver then saves a checkpoint and still needs this machine.
     line = f"machine {rank}: %s: waiting for the end of the run; SIGINT ends this machine at once"
     for number in SIGNALS:
         signal.signal(number, lambda number, _: say(line % signal.Signals(number).name))

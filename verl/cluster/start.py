@@ -88,7 +88,7 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
     if device != "auto":
         return device
     with ray_cluster(nnodes * workers_per_node, device):
-        # Machines with GPUs may join later than machines without.
+        # Machines with GPUs may join later than machines without GPUs.
         wait_for_machines(nnodes, 0, "cpu", timeout_s, lambda text: None)
         return "cuda" if machines_with(1, "cuda") else "cpu"
 

@@ -149,7 +149,7 @@ def _rows_in(file: pq.ParquetFile, limit: int) -> list[Row] | None:
 
 def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
     """Yield the rows of a file in batches of at most ``limit`` bytes per column."""
-    # With dictionary encoding, every row of a group may hold a value as large as the whole group.
+    # With dictionary encoding, every row of a group may contain a value as large as the whole group.
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     at_a_time = max(1, min(ROWS_AT_A_TIME, limit // max(1, *sizes, 1)))
     types = ((field, field.type) for field in file.schema_arrow)

@@ -21,7 +21,7 @@ def generated_rows(name: str, generated: GeneratedSet) -> list[Row]:
     dataset, rows = load_generator(generated.dataset, json.dumps(options, sort_keys=True)), []
     for index in range(len(dataset)):
         try:
-            random.seed(generated.seed + index)  # a few generators draw from the shared random numbers
+            random.seed(generated.seed + index)  # a few generators draw from the global random generator
             entry = dataset[index]
             problem = repr(_plain(entry))
             copy = ast.literal_eval(problem)

@@ -207,7 +207,7 @@ class LogprobForward(ForwardPass):
         places, here = layout.find(tokens)
         targets, is_empty = targets[here], not len(places)
         if is_empty:
-            # Every worker must run the head forward and backward; otherwise the others would hang in a collective.
+            # Every worker must run the head forward and backward, or all other workers would hang in a collective.
             places, targets = places.new_zeros(1), targets.new_zeros(1)
         inputs, targets = self._inputs(layout), to_device(targets, self.device)
         if self.config.logits_chunk_size:

@@ -241,7 +241,7 @@ class SharedPrompts:
 
     def attention_masks(self, window: int | None) -> list[Tensor]:
         """Return the mask of each block's responses, [b, 1, Q, P + Q] bool; ``window`` is None for full attention."""
-        if window not in self._attention_masks:  # Layers with equal windows share it.
+        if window not in self._attention_masks:  # Layers with equal windows share the masks.
             self._attention_masks[window] = [self._attention_mask(block, window) for block in self._blocks[1]]
         return self._attention_masks[window]
 

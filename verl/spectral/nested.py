@@ -83,13 +83,13 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
     """
     # 1. Compute the Gram matrix, traces and norms, which all shifts share.
     scatter = _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
-    # 2. Compute the scale of each prefix, and the first shift that it reads.
+    # 2. Compute the scale of each prefix, and the first shift that it uses.
     window = _window(scatter, to_device(prefixes, chunk.hidden.device), nodes)
     # 3. Compute the log-determinants of every prefix at every shift (eq. 2). The Gram matrix stays in memory.
     if scatter.gram is not None:
         workspace_bytes = min(workspace_bytes, max_bytes - scatter.gram.nbytes)
     logs, failed = _prefix_logs(chunk, scatter, window, prefixes, nodes, workspace_bytes)
-    # 4. Compute the weighted sum over the shifts that each prefix reads (eq. 5).
+    # 4. Compute the weighted sum over the shifts that each prefix uses (eq. 5).
     return Sums(window.sums(logs, nodes), window.scale, failed | scatter.lost)
 
 
@@ -295,7 +295,7 @@ def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_byte
     workspace = gram.new_empty(batch * group * largest * (largest + PADDING))
     low = 0
     while low < served:
-        # Shifts that serve far fewer rows than the first in their group are cheaper in a separate group.
+        # Shifts that need far fewer rows than the first shift in their group are cheaper in a separate group.
         high = low + sum(rows > needed[low] // 2 for rows in needed[low : low + group])
         part = gram[:, : needed[low], : needed[low]]
         found = log_pivots(part, 1 / shifts[:, low:high], workspace, head)

@@ -71,7 +71,7 @@ class Actor(Policy):
             name, heat = str(options.loss), options.temperature
             self.teacher_loss = TeacherLoss(name, heat, options.beta, options.top_k, teacher.vocabulary)
             if isinstance(teacher.model, FSDPModule) and teacher is not self:
-                # Each chunk of the output head reads the teacher's; gather it once per update.
+                # Each chunk of the output head needs the teacher's head, so gather it only once per update.
                 teacher.model.set_reshard_after_forward(False, recurse=False)
 
     def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:

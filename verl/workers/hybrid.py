@@ -142,7 +142,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         measure = partial(measure_responses, self.teacher_calculator, self.max_turns)
         scored = self.teacher.compute_logprobs(batch, self.teacher_calculator.config.layers, measure)
         if self.teacher is not self.actor:
-            reshard(self.teacher.model)  # its head stays gathered for the update alone
+            reshard(self.teacher.model)  # only the update needs the head to stay gathered
         metrics = {TEACHER_RANK + name: values for name, values in scored.rank_metrics.items()}
         return scored.columns("logprobs").fill(EPISODE, **metrics)
 
