@@ -223,9 +223,8 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
     log = folder / f"ray-{socket.gethostname()}.log"
     # Only metrics and tokens go through the object store.
     options = (f"--node-ip-address={own}", *options, "--object-store-memory=268435456", "--block")
-    # Slurm sends SIGUSR1 and SIGTERM to every process of a step. They are meant for the driver, which saves a
-    # checkpoint and needs Ray and the workers to survive. Ray installs a SIGTERM handler, so ignoring the signal is not
-    # enough.
+    # Slurm sends SIGUSR1 and SIGTERM to every process of a step. They are meant for the driver, which then saves and
+    # needs Ray and the workers to survive. Ray installs a SIGTERM handler, so ignoring the signal is not enough.
     with log.open("wb") as output, private_files(), signals_blocked(*SIGNALS):
         ray = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "start", *options],
