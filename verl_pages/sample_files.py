@@ -19,7 +19,7 @@ MAX_RAW_BYTES = 64 << 20
 """Maximum size in memory of a page's samples. If it is exceeded, the same prompts are omitted at all steps."""
 
 MAX_FILES = 500
-"""Maximum number of files to read per run and split. They are spread evenly over the steps."""
+"""Maximum number of files to read per run and split, spread evenly over the steps."""
 
 MAX_FILE_BYTES = 8 << 30
 """Maximum size in memory of a file to read."""

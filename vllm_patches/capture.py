@@ -98,7 +98,7 @@ class HiddenStateCapture:
             self._batch = None
 
     def finish(self, request_id: str) -> None:
-        """Mark a request as finished by the engine. Its states are kept until they are taken or dropped."""
+        """Mark a request as finished by the engine. The request's states are kept until they are taken or dropped."""
         request = self._requests.get(request_id)
         if request is not None:
             request.finished = True

@@ -309,7 +309,7 @@ def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwarg
 
 
 def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Defer outputs during ``_run_engine``. It must step the engine until all of the engine's requests are finished."""
+    """Defer outputs during ``_run_engine``, which must step the engine until all of its requests are finished."""
     collector = getattr(self.llm_engine, "state_collector", None)
     if collector is None:
         return original(self, *args, **kwargs)

@@ -42,7 +42,7 @@ class CaptureOptions:
     """Ranks of a tensor-parallel group that return states if an external launcher started each rank as a separate
     engine: ``all``, or only the ``first``. Without an external launcher, the first rank returns the states."""
     reducer: str | None = None
-    """Import path ``module:function`` of a :data:`Reducer` that runs on the device. Its result replaces the states."""
+    """Import path ``module:function`` of a :data:`Reducer` that runs on the device. The result replaces the states."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reducer. The values are JSON values."""
     workspace: str | None = None

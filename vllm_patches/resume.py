@@ -48,8 +48,8 @@ def cut(engine: Any) -> list[CutResponse]:
 def resume_args(num_tokens: int, num_read: int | None = None) -> dict[str, int]:
     """Return the ``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response.
 
-    ``num_read`` is the number of tokens at the end of the prompt whose hidden states are wanted. It defaults to
-    ``num_tokens`` and may be larger, to include earlier turns of a conversation.
+    ``num_read`` is the number of tokens at the end of the prompt whose hidden states are wanted. The default is
+    ``num_tokens``. A larger number includes earlier turns of a conversation.
     """
     return {KEY: num_tokens, READ: num_tokens if num_read is None else num_read}
 

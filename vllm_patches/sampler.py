@@ -85,17 +85,17 @@ def attach_streams(runner: Any) -> None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Requests of a step in order. They are cached because most steps have the same requests as the previous step."""
+    """Requests of a step in order, cached because most steps have the same requests as the previous step."""
 
     request_ids: list[str]
     streams: np.ndarray | None
-    """Stream of each request, or 0 for requests without a stream, [B] uint64. None if no request has a stream."""
+    """Stream of each request, or 0 for requests without one, [B] uint64, or None if no request has a stream."""
     streamless: Tensor | None
-    """Mask of the requests without a stream, [B] bool on the device. None if all requests have a stream."""
+    """Mask of the requests without a stream, [B] bool on the device, or None if all requests have a stream."""
     tables: np.ndarray | None
-    """Slot of each request's temperature table, [B] int64. None if no request has a table."""
+    """Slot of each request's temperature table, [B] int64, or None if no request has a table."""
     starts: np.ndarray
-    """Position of each request's first response token, [B] int64. Empty if ``tables`` is None."""
+    """Position of each request's first response token, [B] int64, or empty if ``tables`` is None."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _Step:
     streamless: Tensor | None
     """Copied from :class:`_Rows`."""
     temperatures: Tensor | None
-    """Temperatures, [B] float32 on the device, NaN for requests without a table. None if no request has a table."""
+    """Temperatures, [B] float32 on the device, NaN for requests without a table, or None if no request has a table."""
 
 
 class StreamSampler:

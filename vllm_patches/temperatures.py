@@ -44,7 +44,7 @@ class TemperatureTables:
         return np.array([self._slots.get(name, -1) for name in request_ids], dtype=np.int64)
 
     def at(self, slots: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each row's temperature, [B], at token ``places`` [B] of its response. It is NaN for slot -1."""
+        """Return each row's temperature, [B], at token ``places`` [B] of its response, or NaN for slot -1."""
         values = self._entries[slots, np.clip(places, 0, self._entries.shape[1] - 1)]
         return np.where(slots < 0, np.float32(np.nan), values)
 

@@ -1,8 +1,8 @@
 """Worker side of an engine, which records hidden states and returns them on request.
 
 After vLLM's worker has loaded its model, the states of every ``execute_model`` call of its runner are recorded.
-``take_hidden_states`` returns them, and ``hidden_states_memory`` reports their memory use. Both are called through
-vLLM's own ``collective_rpc``. The model, its compilation and its CUDA graphs do not change.
+``take_hidden_states`` returns them, and ``hidden_states_memory`` reports their memory use. Both methods are called
+through vLLM's own ``collective_rpc``. The model, its compilation and its CUDA graphs do not change.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 Each restart or requeue of a run is a new attempt. The file ``.attempt`` in the run's folder contains the number of the
 newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that lost its
-network or was paused. Its writes are refused because its attempt number is outdated.
+network or was paused. Writes of such a process are refused because its attempt number is outdated.
 """
 
 import errno

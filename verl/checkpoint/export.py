@@ -72,8 +72,8 @@ def _write(
 ) -> Path:
     """Write the folder ``target`` under a temporary name, and rename it once it is complete.
 
-    The tokenizer is read from ``architecture``. ``adapters`` are already merged into ``weights``. They are written to a
-    subfolder, because ``transformers`` would apply adapters next to the weights a second time.
+    The tokenizer is read from ``architecture``. ``adapters`` are already merged into ``weights``. The adapters are
+    written to a subfolder, because ``transformers`` would apply adapters next to the weights again.
     """
     if target.exists():
         raise ConfigError(f"{target}: already exists; name another folder")

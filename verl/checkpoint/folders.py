@@ -1,4 +1,4 @@
-"""Manages checkpoints on disk. They are written atomically and verified before use.
+"""Manages checkpoints on disk, which are written atomically and verified before use.
 
 ``<run>/global_step_<N>/`` is written under a temporary name. It is renamed once all files are on disk, including
 ``manifest.json`` with their sizes and checksums. ``latest_checkpointed_iteration.txt`` contains the latest step.
@@ -24,7 +24,7 @@ POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 FORMAT = 2
-"""Format version in the manifest. It increases when a change to the trainer state makes older checkpoints unusable."""
+"""Format version in the manifest, increased when a change to the trainer state makes older checkpoints unusable."""
 READ_SUFFIXES = (".safetensors", ".json")
 """Files with these suffixes, whatever their names, are read when a run resumes."""
 EXPORTED = "huggingface"

@@ -54,7 +54,7 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
     ``global_step_<N>.damaged``, a warning is printed, and the previous checkpoint is used.
 
     Args:
-        say: Function that prints a line. It is called for the checkpoint and for each option that has changed since.
+        say: Function that prints a line, called for the checkpoint and for each option that has changed since.
 
     Raises:
         ConfigError: If ``resume_from_path`` is not an intact checkpoint, if the run in the folder cannot be resumed, or

@@ -37,7 +37,7 @@ class CheckpointSaver:
     """Lets the workers write checkpoints, optionally in the background, and completes each one once it is written."""
 
     attempt: Attempt
-    """Current attempt. It contains the path of the run's folder."""
+    """Current attempt, which contains the path of the run's folder."""
     workers: CheckpointWriters
     background: bool
     """Whether training continues while a checkpoint is written. :meth:`poll` or :meth:`finish` then completes it."""

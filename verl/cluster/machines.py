@@ -27,7 +27,7 @@ Interrupt = Callable[[], None]
 
 
 def never() -> None:
-    """Do nothing. This is the :data:`Interrupt` that never ends a wait."""
+    """Do nothing, as an :data:`Interrupt` that never ends a wait."""
 
 
 class Machine(NamedTuple):

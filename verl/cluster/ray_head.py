@@ -30,7 +30,7 @@ LONGEST_ADDRESS = 1000
 def cluster_address() -> str:
     """Return ``host:port`` of the run's cluster, or "" if the run starts a local cluster, as with RAY_ADDRESS=local.
 
-    It is RAY_ADDRESS or, if this is unset or ``auto``, the cluster that ``ray start`` started or joined here.
+    The address is RAY_ADDRESS or, if unset or ``auto``, the cluster that ``ray start`` started or joined here.
 
     Raises:
         ConfigError: If RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
@@ -106,7 +106,7 @@ def small_local_ray() -> Iterator[None]:
     """Make Ray start fewer processes inside the block, and accept connections from this machine only.
 
     All of Ray's processes listen on 127.0.0.1. To achieve this, Ray is told that the platform does not support
-    clusters. Otherwise, it would replace the address, and most processes would listen on all interfaces. The dashboard
+    clusters. Otherwise, Ray would replace the address, and most processes would listen on all interfaces. The dashboard
     and the monitors for autoscaling and logs, which a run does not need, would take about two CPU seconds to start.
     """
     small = partial(parameter.RayParams, no_monitor=True, include_log_monitor=cast(Any, False))

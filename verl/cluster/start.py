@@ -118,8 +118,8 @@ def gpus_per_machine() -> int:
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
     """Connect to the Ray cluster at :func:`cluster_address`, or start a local cluster, for the duration of the block.
 
-    A local cluster has ``object_store_mb`` of shared memory and is stopped after the block. It leaves no processes and
-    no token in the home folder. Its files are kept only if the block raised an exception.
+    A local cluster has ``object_store_mb`` of shared memory and is stopped after the block. A local cluster leaves no
+    processes and no token in the home folder. Ray's files are kept only if the block raised an exception.
 
     Raises ``ConfigError`` if the cluster does not respond or rejects the token, or if a local cluster does not start.
     """
@@ -169,7 +169,7 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
 def _init_ray(**options: Any) -> None:
     """Call ``ray.init``, and retry if a local cluster does not start within the half minute that Ray waits.
 
-    This happens on a busy machine, on which processes of the previous attempt may still be exiting. Raises
+    Slow starts happen on a busy machine, on which processes of the previous attempt may still be exiting. Raises
     ``ConfigError`` after the last attempt.
     """
     for tries_left in reversed(range(START_TRIES)):

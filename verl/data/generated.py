@@ -20,7 +20,7 @@ class GeneratedProblem:
 
     question: str
     solution: str
-    """Worked steps. They end with the answer in the form that the task's verifier expects."""
+    """Worked steps that end with the answer in the form that the task's verifier expects."""
     answer: str
     """Nonnegative integer in decimal, without leading zeros."""
     kind: str

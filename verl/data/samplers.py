@@ -1,4 +1,4 @@
-"""Samplers that can resume within an epoch. They shuffle the data, mix files, or wrap a user's sampler."""
+"""Samplers that shuffle the data, mix files, or wrap a user's sampler, and that can resume within an epoch."""
 
 import operator
 import warnings

@@ -28,7 +28,7 @@ class TeacherPrompts:
         path: Import path of a function that accepts a :class:`PromptRecord` and returns a string or a list of messages,
             such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
             ``siblings``, they are the response's text, its :class:`Verdict`, and a pair of these for each of the
-            prompt's other responses. It may then return None, so that there is no teacher loss for the response.
+            prompt's other responses. It may return None to have no teacher loss for the response.
         limit: Maximum number of tokens in a prompt and its response for the teacher, or None.
 
     Raises ``ConfigError`` if the function cannot be loaded or does not accept these arguments.
@@ -81,7 +81,7 @@ class TeacherPrompts:
         return prompts
 
     def _tokens(self, record: PromptRecord, optional: Mapping[str, Any], where: str) -> list[int] | None:
-        """Return the tokens of the function's prompt. It is called with copies, so it cannot change the batch."""
+        """Return the tokens of the function's prompt. The function gets copies, so that it cannot change the batch."""
         copied = replace(record, messages=deepcopy(record.messages), extra_info=dict(record.extra_info))
         returned: Any = self.function(copied, **{name: optional[name] for name in self.function.optional})
         if returned is None and self.read_verdicts:

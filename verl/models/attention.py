@@ -1,8 +1,8 @@
 """Attention over packed rows, which are concatenated without padding and attend only to themselves.
 
 ``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
-registers packed versions under :func:`packed_name`. They read row boundaries from the keyword arguments that
-``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). A further argument,
+registers packed versions under :func:`packed_name`. The packed versions read row boundaries from the keyword arguments
+that ``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). A further argument,
 ``sequence_group``, is the group of workers that share the tokens. Without these arguments, the functions process padded
 rows as the original implementation does.
 

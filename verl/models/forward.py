@@ -107,7 +107,7 @@ class Teacher(NamedTuple):
     forward: "LogprobForward"
     """Forward passes of the teacher, which may be the policy itself."""
     rows: Batch
-    """Micro-batch of the policy's responses, possibly with other prompts. Its ``tokens`` are on the CPU."""
+    """Micro-batch of the policy's responses, possibly with other prompts. The ``tokens`` are on the CPU."""
 
     def last_states(self, mask: Tensor | None) -> Tensor:
         """Return the last hidden states [n, D] that predict the response tokens in ``mask [M]`` (None: all tokens)."""

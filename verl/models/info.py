@@ -118,7 +118,7 @@ class ModelInfo:
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase, further: Iterable[int] = ()) -> list[int]:
         """Return the tokens that end a response, in ascending order.
 
-        These are the tokenizer's end-of-sequence token, the end tokens in ``generation_config.json`` (or
+        End tokens are the tokenizer's end-of-sequence token, the end tokens in ``generation_config.json`` (or
         ``config.json`` if that file is missing), and the ``further`` tokens.
         """
         settings = self.generation_config
@@ -153,7 +153,7 @@ class ModelInfo:
 
     @cached_property
     def causal_model(self) -> PreTrainedModel:
-        """Language model on the meta device. It is shared between callers, so do not change it."""
+        """Language model on the meta device. The model is shared between callers, so do not change it."""
         return self.meta_model(AutoModelForCausalLM)
 
     @cached_property

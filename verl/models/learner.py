@@ -113,8 +113,8 @@ class Learner:
 def deterministic_operations(missing: set[str]) -> Iterator[None]:
     """Use deterministic operations inside the block, and add the names of nondeterministic ones to ``missing``.
 
-    The setting applies to the whole process. It must be off while an engine samples, because the cumulative sum used to
-    draw tokens has no deterministic implementation on a GPU.
+    The setting applies to the whole process. The setting must be off while an engine samples, because the cumulative
+    sum used to draw tokens has no deterministic implementation on a GPU.
     """
     options: Any = torch.utils.deterministic
     fills = options.fill_uninitialized_memory

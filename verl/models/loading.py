@@ -60,7 +60,7 @@ def load_sharded_model(
 def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
     """Load a transformer with a head named ``score`` and shard it as :func:`load_sharded_model` does.
 
-    A trainable model may start from a checkpoint without a head, such as a language model's. Its head is then zero.
+    A trainable model may start from a checkpoint without a head, such as a language model's. The head is then zero.
 
     Raises:
         ConfigError: if weights of the body are missing, or if a frozen model has unexpected weights or lacks a head
@@ -216,7 +216,7 @@ def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tenso
 def _with_adapters(
     values: Callable[[str], Tensor], base: PreTrainedModel, config: ModelConfig
 ) -> Callable[[str], Tensor]:
-    """Extend ``values`` with initialized adapters. ``base``, which must be on the meta device, is modified."""
+    """Extend ``values`` with initialized adapters. Modifies ``base``, which must be on the meta device."""
     # Expanded zeros have the right shape and device but take no memory.
     base._apply(lambda weight: torch.zeros((), dtype=weight.dtype).expand(weight.shape))
     add_adapters(base, config)

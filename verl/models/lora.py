@@ -1,10 +1,10 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685), injected by peft without changing the model's class.
 
-An adapted linear layer computes ``W x + scaling * B (A x)``. Its submodules are ``base_layer`` for ``W``,
+An adapted linear layer computes ``W x + scaling * B (A x)``. The layer's submodules are ``base_layer`` for ``W``,
 ``lora_A.default`` for ``A`` and ``lora_B.default`` for ``B``.
 
-Training may start from an adapter saved by ``peft`` as ``adapter_config.json`` and ``adapter_model.safetensors``. These
-files are untrusted, so their content is validated before use.
+Training may start from an adapter saved by ``peft`` as ``adapter_config.json`` and ``adapter_model.safetensors``.
+Adapter files are untrusted, so their content is validated before use.
 """
 
 from collections.abc import Iterable, Iterator

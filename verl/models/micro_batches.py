@@ -21,7 +21,7 @@ REPEAT_COST = 1 / 16
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """Size limits of micro-batches. They affect memory and speed but not gradients."""
+    """Size limits of micro-batches. The limits affect memory and speed but not gradients."""
 
     rows: int
     """Number of rows per micro-batch, used if ``max_tokens`` is None."""

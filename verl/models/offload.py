@@ -1,7 +1,7 @@
 """Offloads tensors to host memory between the phases of a step.
 
-FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. It saves more memory, but every forward and backward pass
-then waits for transfers, and AdamW runs on the CPU.
+FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. This policy saves more memory, but every forward and backward
+pass then waits for transfers, and AdamW runs on the CPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator

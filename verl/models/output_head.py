@@ -208,7 +208,7 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
 class _PrecomputedDecoder:
     """A replacement for a decoder that returns its input embeddings as the last hidden states.
 
-    It forwards attribute access to the decoder, because a model's ``forward`` may read attributes.
+    Attribute access is forwarded to the decoder, because a model's ``forward`` may read its attributes.
     """
 
     def __init__(self, decoder: nn.Module, output_type: type[ModelOutput]) -> None:

@@ -54,8 +54,8 @@ def shift_elements(rows: int) -> int:
 def block_elements(size: int, width: int) -> int:
     """Return the number of elements needed per shift by a block of ``size`` rows.
 
-    These are S, the factor of S + t I with the solved rows below it, the rows and their temporaries, and the Gram
-    matrix with its factor.
+    The elements are S, the factor of S + t I with the solved rows below it, the rows and their temporaries, and the
+    Gram matrix with its factor.
     """
     return 2 * width**2 + 4 * size * width + 2 * size**2 + PANELS * (width + size)
 

@@ -1,4 +1,4 @@
-"""Cost model to select the faster method. Its constants were measured once per device type."""
+"""Cost model to select the faster method. The constants were measured once per device type."""
 
 import math
 from typing import NamedTuple

@@ -37,7 +37,7 @@ class Head(NamedTuple):
 
     With G_11 = V diag(l) V^T and W = G_21 V, eliminating these rows from I + G / t leaves
     I + (G_22 - W diag(1 / (t + l)) W^T) / t. A product with the same W for all t thus replaces a triangular solve per
-    t. Its errors are as small as rounding errors in G, since V is orthogonal up to rounding.
+    t. The product's errors are as small as rounding errors in G, since V is orthogonal up to rounding.
     """
 
     eigenvalues: Tensor

@@ -26,7 +26,7 @@ class SpectralFunction(NamedTuple):
     def rescaled(self, sums: Tensor, plain_sums: Tensor, scale: Tensor) -> Tensor:
         """Return sum f(c s) for c = ``scale``, given ``sums`` = sum f(s) and ``plain_sums`` = sum s^power.
 
-        This uses (c s)^a log(c s) = c^a (s^a log s + log c s^a).
+        The identity used is (c s)^a log(c s) = c^a (s^a log s + log c s^a).
         """
         if self.log:
             sums = sums + scale.log() * plain_sums
@@ -61,7 +61,7 @@ def effective_rank(singular_values: Tensor) -> Tensor:
 def response_entropy(singular_values: Tensor) -> Tensor:
     """Return the entropy -sum q log q in nats of the energy shares q = s^2 / sum(s^2).
 
-    This is "Response Entropy 1" in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
+    arXiv 2509.23808 calls it "Response Entropy 1". ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
     """
     top = singular_values.amax(-1, keepdim=True) if singular_values.shape[-1] else singular_values
     # Dividing by the largest value first prevents overflow and underflow of the squares.
@@ -83,8 +83,8 @@ def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float)
 def rank_eps(dtype: torch.dtype) -> float:
     """Return the relative precision to assume for hidden states of ``dtype`` when computing numerical ranks.
 
-    It is the machine epsilon of ``dtype``, capped at float32's: with bfloat16's 2^-7 and D >= 128, the threshold would
-    reach s_max, so every rank would be 0.
+    The result is the machine epsilon of ``dtype``, capped at float32's: with bfloat16's 2^-7 and D >= 128, the
+    threshold would reach s_max, so every rank would be 0.
     """
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 

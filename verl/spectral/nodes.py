@@ -17,10 +17,10 @@ from verl.spectral.functions import SpectralFunction
 from verl.utils.device import to_device
 
 MAX_CONDITION = 1e6
-"""Largest supported ratio of singular values. Beyond it, the rounding errors of their squares dominate."""
+"""Largest supported ratio of singular values. Beyond this ratio, the rounding errors of their squares dominate."""
 
 MAX_POWER = 3.0
-"""Largest supported power of a singular value. Beyond it, the range of fitted values exceeds float64 precision."""
+"""Largest supported power of a singular value. Beyond it, fitted values span a range that exceeds float64 precision."""
 
 CLUSTER = 4096
 """Sums of powers below 2 stay within the tolerance for up to this many small singular values that are equal."""
@@ -48,8 +48,8 @@ class NodeSet(NamedTuple):
         """Compute spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and norms ``[b, P]``.
 
         For L = tr S and N = sqrt(tr S^2) <= 1, the sum is f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) +
-        a (L - N). This subtracts the fit's error for a spectrum with the single eigenvalue N. Sums of such spectra are
-        therefore exact, and entropies near 0 stay accurate.
+        a (L - N). This sum excludes the fit's error for a spectrum with the single eigenvalue N. Sums of such spectra
+        are therefore exact, and entropies near 0 stay accurate.
         """
         weights, slopes, shifts = (to_device(part, logs.device) for part in (self.weights, self.slopes, self.shifts))
         # Evaluate the fit's terms, and f itself, at the single eigenvalue N.

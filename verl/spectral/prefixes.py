@@ -60,9 +60,9 @@ class SpectralOptions:
     """How to handle responses with NaN or infinity: ``raise`` an error, or ``mask`` their results with NaN."""
     workspace_bytes: int | None = None
     """Bound on float64 matrices for several responses or shifts at once; matrices for one shift of one response may
-    exceed it. It is capped at ``max_bytes``. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
+    exceed it. The bound is capped at ``max_bytes``. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
     max_bytes: int = MAX_BYTES
-    """Bound on the memory for one response, or for several at once. It is exceeded only if unavoidable (see
+    """Bound on the memory for one response, or for several at once. The bound is exceeded only if unavoidable (see
     :func:`verl.spectral.bounds.workspace_bound`). Lower bounds are slower."""
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ ENTROPIES = {"effective_rank": (SUM_S, SUM_S_LOG_S), "response_entropy": (ENERGY
 
 
 class SpectrumBatch(NamedTuple):
-    """Spectra of n centred prefixes with equal row counts. They may belong to different responses."""
+    """Spectra of n centred prefixes with equal row counts, possibly of different responses."""
 
     singular_values: Tensor
     """Descending singular values in the units of the states, float64 ``[n, min(rows, D)]``; the first is positive."""

@@ -80,8 +80,8 @@ def failure_reason(error: BaseException) -> str | None:
 class KillablePool:
     """A pool of processes, with a thread that starts them and runs batches of tasks one after another.
 
-    Pool processes are spawned instead of forked, because the main process has threads and uses accelerators. They end
-    when the main process ends, even if it is killed.
+    Pool processes are spawned instead of forked, because the main process has threads and uses accelerators. Pool
+    processes end when the main process ends, even if it is killed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class KillablePool:
         *arguments: Any,
         users_code: bool,
     ) -> None:
-        """Set up the pool. Its processes are started for the first batch.
+        """Set up the pool. The processes are started for the first batch.
 
         Args:
             what: Name of the processes, for messages.
@@ -103,7 +103,7 @@ class KillablePool:
             timeout_s: Time limit per task in seconds.
             memory_limit_mb: Memory that a process may allocate after ``prepare``.
             prepare: Function that every process calls with ``arguments`` when it starts.
-            users_code: Whether tasks may start processes. These are killed if the task's process dies.
+            users_code: Whether tasks may start processes, which are killed if the task's process dies.
         """
         self.num_processes, self._timeout_s = num_processes, timeout_s
         self._what, self._options, self._users_code = what, options, users_code
@@ -117,7 +117,7 @@ class KillablePool:
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=what.replace(" ", "-"))
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call ``work`` in the pool's thread. It may call :meth:`run`."""
+        """Call ``work`` in the pool's thread. ``work`` may call :meth:`run`."""
         self.check_open()
         return self._dispatcher.submit(work, *arguments)
 

@@ -1,9 +1,9 @@
 """Runs untrusted, model-written Python code with bubblewrap. SECURITY.md lists attacks that the sandbox withstands.
 
-The program runs in separate namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. It
-has no network, and no environment variables or capabilities of this process. A seccomp filter blocks attacks that
-namespaces do not prevent. Standard input and outputs are anonymous files, so the program can communicate only through
-pipes that it is given. If root starts the program, it runs as another user.
+The program runs in separate namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. The
+program has no network, and no environment variables or capabilities of this process. A seccomp filter blocks attacks
+that namespaces do not prevent. Standard input and outputs are anonymous files, so the program can communicate only
+through pipes that it is given. If root starts the program, it runs as another user.
 """
 
 import errno
@@ -74,7 +74,7 @@ def run_python(
     """Run ``code`` as a program, wait until all of its processes have ended, and return the outcome.
 
     ``memory_mb`` limits both the address space of each process and the total resident memory. The program inherits the
-    file or pipe ``descriptors`` with the same numbers. They are closed in this process.
+    file or pipe ``descriptors`` with the same numbers. The descriptors are closed in this process.
 
     Raises ``RuntimeError`` if bubblewrap cannot create the sandbox (see :func:`require_sandbox`).
     """
@@ -309,7 +309,7 @@ SWITCHES = {
 
 @cache
 def require_sandbox() -> None:
-    """Raise a ``ConfigError`` if :func:`run_python` does not work. Its one-line message says what to install or set."""
+    """Raise a ``ConfigError`` that says in one line what to install or set if :func:`run_python` does not work."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():

@@ -208,7 +208,7 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
     """Return ``name`` unchanged or, if it is an import path, the user's KL estimator with checks of its results.
 
     The estimator accepts ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns estimates of the divergence per
-    token, [B, R]. They must be differentiable with respect to ``logprobs`` if these require a gradient.
+    token, [B, R]. The estimates must be differentiable with respect to ``logprobs`` if these require a gradient.
     """
     if not is_import_path(name):
         return name

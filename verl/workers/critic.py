@@ -84,8 +84,8 @@ class Critic(ValueModel):
 class RewardModel(ValueModel):
     """Sequence classification model with one output, which is never trained.
 
-    It is loaded as a value model. As in sequence classification, the score of a conversation is the value at its last
-    token that is not the checkpoint's padding token.
+    The reward model is loaded as a value model. As in sequence classification, the score of a conversation is the value
+    at its last token that is not the checkpoint's padding token.
     """
 
     def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:
