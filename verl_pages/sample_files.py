@@ -83,9 +83,9 @@ class GatheredSamples:
     prefixes: list[str] = field(default_factory=list)
     """Names of the rank metrics that were measured on prefixes of at least one response."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
-    """For each run, rows of a step and the shares of its responses in each class (see ``CHANGES``)."""
+    """For each run, one row per step: the step and the shares of responses in each class (see ``CHANGES``)."""
     values: list[list[tuple[int, Values]]] = field(default_factory=list)
-    """For each run, pairs of a step and the rewards, lengths and advantages of its responses."""
+    """For each run, one pair per step: the step and the rewards, lengths and advantages of its responses."""
     fraction: float = 1.0
     """Fraction of the prompts that were read."""
     num_files: int = 0

@@ -63,7 +63,7 @@ class _Request:
 def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
     """Return the device memory in bytes to reserve for the states of responses of up to ``num_tokens`` tokens.
 
-    The memory covers the buffer, the states copied out of it (twice, during gathering), and the reducer's workspace.
+    The memory includes the buffer, the states copied out of it (twice, while gathering), and the reducer's workspace.
     """
     num_layers = len(options.layers)
     gathered = 2 * max(GATHERED_BYTES, num_tokens * num_layers * width * itemsize)

@@ -177,7 +177,7 @@ def _attach_states(outputs: Iterable[Any]) -> None:
 
 
 def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
-    """Merge the prompt states of several samples. Each may lack rows that it found in the prefix cache."""
+    """Merge the prompt states of several samples. A sample lacks the rows that were in the prefix cache."""
     if not prompts:
         return None
     merged, *others = prompts

@@ -50,7 +50,7 @@ class MachineSetup(NamedTuple):
 
 
 def living_machines() -> dict[str, Machine]:
-    """Return the living machines by node id. Ray takes a while to notice that a machine is lost."""
+    """Return the living machines, keyed by node id. Ray takes a while to notice that a machine is lost."""
     return {
         node["NodeID"]: Machine(node["NodeManagerHostname"], node["Resources"], node["Labels"].get("verl-rank", ""))
         for node in ray.nodes()
@@ -59,7 +59,7 @@ def living_machines() -> dict[str, Machine]:
 
 
 def machines_with(count: int, device_type: str) -> dict[str, Machine]:
-    """Return the living machines that have at least ``count`` GPUs or CPUs, by node id."""
+    """Return the living machines that have at least ``count`` GPUs or CPUs, keyed by node id."""
     return {
         node: machine
         for node, machine in living_machines().items()
@@ -198,7 +198,7 @@ def _answering(workers_per_node: int, device_type: str) -> int:
 
 
 def _describe(nnodes: int, resource: str) -> str:
-    """Return a text that lists the machines that have joined, with their resources, and the missing machines."""
+    """Return a line that lists the machines that have joined, with their resources, and the missing machines."""
     machines = living_machines().values()
     text = ", ".join(sorted(f"{one.host} ({one.resources.get(resource, 0):g} {resource}s)" for one in machines))
     ranks = {machine.rank for machine in machines}

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 MAX_BYTES, MAX_EXPANSION = 1 << 28, 200
 """Memory limit for the rows of a parquet file: ``MAX_BYTES`` or, if larger, ``MAX_EXPANSION`` times the file size."""
 OVERHEAD = 4
-"""Upper bound on the memory needed to read rows, relative to the size of the rows."""
+"""Upper bound on the memory needed to read rows, relative to the memory that the rows need."""
 BYTES_PER_ROW = 100
 """Minimum size of a row in memory in bytes."""
 ROWS_AT_A_TIME = 4096

@@ -52,7 +52,7 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """Return the last two components of a parameter's name, which are equal in the engine and in the model's files."""
+    """Return the last two components of a parameter's name, which are the same in the engine and in the files."""
     return ".".join(name.split(".")[-2:])
 
 

@@ -142,7 +142,7 @@ def decomposed_sums(
 ) -> DecomposedSums:
     """Compute sums of ``functions`` over the spectra of prefixes, and the prefixes' traditional ranks.
 
-    ``eps`` is the relative precision of the entries (see :func:`traditional_rank`). All other arguments are those of
+    ``eps`` is the relative precision of the entries (see :func:`traditional_rank`). All other arguments are as in
     :func:`spectra`.
     """
     sums = chunk.scale.new_zeros(len(functions), *prefixes.shape)

@@ -159,7 +159,7 @@ def prefix_functionals(
     """Return effective rank, response entropy and numerical rank of the requested prefixes of every response.
 
     ``names`` may contain ``effective_rank``, ``response_entropy`` and ``traditional_rank``. All other arguments and the
-    errors are those of :func:`prefix_spectral_sums`. The traditional rank is not a sum of smooth functions: if it is
+    errors are as in :func:`prefix_spectral_sums`. The traditional rank is not a sum of smooth functions: if it is
     requested, ``auto`` selects ``eigh`` for all names, and ``nested`` raises an error.
 
     Returns:

@@ -141,7 +141,7 @@ def print_to(path: Path, *descriptors: int) -> None:
 
 
 def open_to_write(path: Path, flags: int) -> int:
-    """Open or create the regular file ``path`` and return its descriptor. The ``flags`` are those of ``os.open``.
+    """Open or create the regular file ``path`` and return its descriptor. ``flags`` are passed to ``os.open``.
 
     In a folder that belongs to another user, ``path`` could be a link to another file, or a pipe that blocks.
 

@@ -36,5 +36,5 @@ class MeasuredPrompt:
     stack: dict[str, list[float]]
     """Rank metrics of the stacked states of all responses, with one value per layer."""
     distances: dict[str, float]
-    """Distances between the responses' mean hidden states, by name."""
+    """Name -> distance between the responses' mean hidden states."""
     courses: list[PrefixMetrics]
