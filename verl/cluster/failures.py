@@ -1,4 +1,4 @@
-"""Classifies failures: program errors, which would recur, machine failures, after which runs resume, lack of memory."""
+"""Classifies failures: program errors, which would recur; machine failures, after which runs resume; lack of memory."""
 
 import re
 import resource

@@ -116,7 +116,7 @@ def say(text: str) -> None:
 
 
 def address(host: str) -> str:
-    """Return this machine's address on the route to ``host``, or raise ``ConfigError`` if there is no route."""
+    """Return this machine's address on the route to ``host``, or raise ``ConfigError`` if it cannot be found."""
     try:
         return address_towards(host)
     except OSError as error:
