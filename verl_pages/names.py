@@ -7,7 +7,7 @@ RANK_NAMES = {
     "Effective Rank diff": ("ERV", "its velocity"),
     "Effective Rank diff 2": ("ERA", "its acceleration"),
 }
-"""Short and long display names of the paper's metrics, which are listed first."""
+"""Metric of the paper -> its short and long display names. The paper's metrics are shown first."""
 
 OTHERS = {
     "num_tokens": "tokens",

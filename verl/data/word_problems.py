@@ -12,7 +12,7 @@ from collections.abc import Callable
 from verl.data.generated import GeneratedProblem, draw_split
 
 INSTRUCTION = "Answer in one short sentence."
-"""Last sentence of every question. Without it, or if asked for a bare number, small models write long answers."""
+"""Last sentence of every question. Without it, or if asked for only a number, small models write long answers."""
 
 NAMES = "Ana Ben Carla Deniz Emil Fatou Grace Hugo Ines Jun Kofi Lena Mina Noor".split()
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -97,4 +97,4 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], Parts]]] = {
     "more_and_more": (1, _more_and_more),
     "more_and_fewer": (1, _more_and_fewer),
 }
-"""Relative frequency of each kind of problem, and the function that draws one."""
+"""Kind of problem -> its relative frequency, and a function that draws a problem."""
