@@ -112,7 +112,7 @@ BUDGETS = {
     "run": 2490,
     "single_controller": 1571,
     "spectral": 1653,
-    "trainer": 3633,
+    "trainer": 3656,
     "utils": 1561,
     "verifiers": 3136,
     "verl": 57,
