@@ -92,7 +92,7 @@ def test_points_count_the_responses_that_have_them():
     # At positions of 2, 4 and 8 tokens only the longer responses run, and at 16 no wrong one.
     assert [at for by, at in ranks.index if by == "position"] == [2, 4, 8]
     at = ranks.loc["position", 2]
-    assert (at["responses"], at["right"], at["prompts"], at["mixed_prompts"], at["mean_length"]) == (24, 12, 12, 12, 16)
+    assert (at["responses"], at["correct"], at["prompts"], at["mixed_prompts"], at["mean_length"]) == (24, 12, 12, 12, 16)
     assert at["auc"] == at["within"] == at["auc_low"] == 1.0
     # A tenth of the tokens has no prefix, 0.3 of them prefixes of 5 and of 3 tokens, and all of them every response.
     assert [at for by, at in ranks.index if by == "share"] == [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]

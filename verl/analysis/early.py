@@ -38,7 +38,7 @@ LENGTH = "response_length"
 """Metric that is compared by share only: a share of a response says how long the response will be."""
 
 COLUMNS = (
-    *(*MODEL, "by", "at", "metric", "responses", "right", "mean_length", "prompts", "mixed_prompts"),
+    *(*MODEL, "by", "at", "metric", "responses", "correct", "mean_length", "prompts", "mixed_prompts"),
     *(f"{name}{end}" for name in ("auc", "within") for end in ENDS),
 )
 
@@ -74,7 +74,7 @@ def _points(calculator: CalculatorConfig, courses: pd.DataFrame, draws: int, see
             right, num_known = int(correct[known].sum()), int(known.sum())
             if min(right, num_known - right) < MIN_EACH or (name == LENGTH and by == "position"):
                 continue
-            counts = {"responses": num_known, "right": right, "mean_length": float(length[known].mean())}
+            counts = {"responses": num_known, "correct": right, "mean_length": float(length[known].mean())}
             counts["prompts"] = len(np.unique(prompts[known]))
             figures = auc_figures(value[known], correct[known], prompts[known], draws, seed)
             yield {"by": by, "at": at, "metric": name} | counts | figures

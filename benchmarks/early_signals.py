@@ -1,0 +1,82 @@
+"""Print the tables of early_signals.md: how well metrics of the first tokens tell correct responses from wrong ones.
+
+python -m verl.trainer.main_analysis ...     (early_signals.md has the commands)
+python benchmarks/early_signals.py FOLDER [FOLDER ...]
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from verl.analysis.sheets import MODEL
+from verl_pages.names import metric_name
+
+TOLD = 0.7
+"""AUC from which, or from whose complement, a metric is said to tell correct responses from wrong ones."""
+KINDS = {"auc": "all pairs", "within": "within a prompt"}
+
+
+def model_tables(table: pd.DataFrame) -> Iterator[str]:
+    """Yield the lines of both tables of one model: at shares of the tokens, and at positions."""
+    for by, shown in (("share", [0.2, 0.5, 1.0]), ("position", None)):
+        rows = table[(table["by"] == by) & (shown is None or table["at"].isin(shown or []))]
+        points = sorted(set(rows["at"]))
+        names = [f"{at:.0%} of the tokens" if by == "share" else f"{at:g} tokens" for at in points]
+        yield from (f"| | Pairs | {' | '.join(names)} |", f"|---|---|{'---:|' * len(points)}")
+        if by == "position":
+            # Entropy has a value at every prefix.
+            running = rows[rows["metric"] == "entropy"].set_index("at").reindex(points)
+            counts = [f"{n:.0f}, {right:.0f}" for n, right in zip(running["responses"], running["correct"], strict=True)]
+            yield f"| Running, correct | | {' | '.join(counts)} |"
+            read = [f"{share:.0%}" for share in points / running["mean_length"]]
+            yield f"| Share of their mean length | | {' | '.join(read)} |"
+        for metric, part in rows.groupby("metric", sort=False):
+            at = part.set_index("at").reindex(points)
+            for of, kind in KINDS.items():
+                cells = [_cell(*at.loc[point, [of, f"{of}_low", f"{of}_high"]]) for point in points]
+                yield f"| {metric_name(str(metric)) if of == 'auc' else ''} | {kind} | {' | '.join(cells)} |"
+        yield ""
+
+
+def _cell(value: float, low: float, high: float) -> str:
+    if pd.isna(value):
+        return "–"
+    text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return f"**{text}**" if max(value, 1 - value) >= TOLD else text
+
+
+def early_enough(table: pd.DataFrame) -> Iterator[str]:
+    """Yield a line for each metric and position that reaches ``TOLD`` before half of the mean length is written."""
+    early = table[(table["by"] == "position") & (table["at"] < table["mean_length"] / 2)]
+    for _, row in early.iterrows():
+        for of, kind in KINDS.items():
+            if max(row[of], 1 - row[of]) >= TOLD:
+                value = _cell(*row[[of, f"{of}_low", f"{of}_high"]]).strip("*")
+                share = row["at"] / row["mean_length"]
+                name = metric_name(row["metric"])
+                yield f"- {name} after {row['at']:g} tokens ({share:.0%} of the mean length), {kind}: {value}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of an analysis")
+    for folder in parser.parse_args().folders:
+        for place, table in pd.read_parquet(folder / "early.parquet").groupby(MODEL, sort=False):
+            run, step, benchmark, temperature = place
+            whole = table[(table["at"] == 1.0) & (table["metric"] == "entropy")].iloc[0]
+            print(f"### {run}, step {step}, {benchmark} at temperature {temperature:g}\n")
+            share = whole["correct"] / whole["responses"]
+            print(f"{whole['responses']} responses to {whole['prompts']} prompts, {whole['mean_length']:.1f} tokens on")
+            print(
+                f"average; {share:.0%} are correct, and {whole['mixed_prompts']} prompts have correct and wrong ones.\n"
+            )
+            print("\n".join(model_tables(table)))
+            lines = list(early_enough(table))
+            print(f"At least {TOLD} or at most {1 - TOLD:.1f} by position before half of the tokens:", end=" ")
+            print("\n\n" + "\n".join(lines) + "\n" if lines else "none.\n")
+
+
+if __name__ == "__main__":
+    main()
