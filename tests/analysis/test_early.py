@@ -55,6 +55,8 @@ def test_intervals_are_over_prompts():
         [once[f"auc{end}"] for end in ("", "_low", "_high")]
     )
     assert once["mixed_prompts"] == 0 and np.isnan(once["within"]) and np.isnan(once["within_low"])
+    single = auc_figures(values, correct, np.zeros(40), 300, 0)
+    assert single["auc"] == once["auc"] and np.isnan(single["auc_low"])
 
 
 def test_hard_prompts_are_not_wrong_responses():
@@ -92,7 +94,13 @@ def test_points_count_the_responses_that_have_them():
     # At positions of 2, 4 and 8 tokens only the longer responses run, and at 16 no wrong one.
     assert [at for by, at in ranks.index if by == "position"] == [2, 4, 8]
     at = ranks.loc["position", 2]
-    assert (at["responses"], at["correct"], at["prompts"], at["mixed_prompts"], at["mean_length"]) == (24, 12, 12, 12, 16)
+    assert (at["responses"], at["correct"], at["prompts"], at["mixed_prompts"], at["mean_length"]) == (
+        24,
+        12,
+        12,
+        12,
+        16,
+    )
     assert at["auc"] == at["within"] == at["auc_low"] == 1.0
     # A tenth of the tokens has no prefix, 0.3 of them prefixes of 5 and of 3 tokens, and all of them every response.
     assert [at for by, at in ranks.index if by == "share"] == [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]

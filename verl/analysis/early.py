@@ -30,7 +30,7 @@ SHARES = tuple(tenths / 10 for tenths in range(1, 11))
 """Shares of a response's tokens that are read."""
 
 MIN_EACH = 10
-"""Minimum number of right responses and of wrong ones for an AUC, and of prompts with both for one within prompts."""
+"""Minimum number of correct responses and of wrong ones for an AUC, and of prompts with both for one within prompts."""
 
 RESPONSE = ["prompt_id", "rollout_id"]
 
@@ -47,7 +47,7 @@ def early_table(config: AnalysisConfig, courses: pd.DataFrame) -> pd.DataFrame:
     """Return the AUC of each metric for correctness at each point: shares of the tokens, and positions.
 
     Positions double from ``calculator.diff_stride`` tokens, and count the responses that are longer. Points with fewer
-    than ``MIN_EACH`` right or wrong responses are left out. Without prefixes from the first token on, the table is
+    than ``MIN_EACH`` correct or wrong responses are left out. Without prefixes from the first token on, the table is
     empty.
 
     Args:
@@ -137,7 +137,7 @@ def auc_figures(values: Array, correct: Bools, prompts: Places, draws: int, seed
     """Return ``mixed_prompts``, and the AUC pooled (``auc``) and within prompts (``within``) with 95% intervals.
 
     Intervals are percentiles of a bootstrap over prompts. Values within prompts are NaN with fewer than ``MIN_EACH``
-    prompts that have right and wrong responses.
+    prompts that have correct and wrong responses. With one prompt there are no intervals.
 
     Args:
         values: Finite values of a metric, ``[N]``.
@@ -146,7 +146,7 @@ def auc_figures(values: Array, correct: Bools, prompts: Places, draws: int, seed
     names, places = np.unique(prompts, return_inverse=True)
     size = len(names)
     right, wrong = (np.bincount(places[of], minlength=size) for of in (correct, ~correct))
-    # 1. Count the pairs [P, P] of a right response to one prompt and a wrong one to another that the right one wins.
+    # 1. Count the pairs [P, P] of a correct response to one prompt and a wrong one to another that the former wins.
     wins = np.zeros((size, size))
     for prompt in np.flatnonzero(wrong):
         others = np.sort(values[~correct & (places == prompt)])
@@ -160,6 +160,7 @@ def auc_figures(values: Array, correct: Bools, prompts: Places, draws: int, seed
     mixed = int(np.count_nonzero(right * wrong))
     figures: dict[str, float] = {"mixed_prompts": mixed}
     for name, drawn in (("auc", pooled), ("within", within if mixed >= MIN_EACH else np.full(len(within), np.nan))):
-        ends = np.nanquantile(drawn[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if np.isfinite(drawn[0]) else [np.nan] * 2
+        drawable = size > 1 and np.isfinite(drawn[0])
+        ends = np.nanquantile(drawn[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if drawable else [np.nan] * 2
         figures |= {f"{name}{end}": float(v) for end, v in zip(ENDS, (drawn[0], *ends), strict=True)}
     return figures
