@@ -1,20 +1,28 @@
 """Print the tables of early_signals.md: how well metrics of the first tokens tell correct responses from wrong ones.
 
-python -m verl.trainer.main_analysis ...     (early_signals.md has the commands)
-python benchmarks/early_signals.py FOLDER [FOLDER ...]
+    python -m verl.trainer.main_analysis ...     (early_signals.md has the commands)
+    python benchmarks/early_signals.py FOLDER [FOLDER ...] [--stop POSITION]
+
+With --stop, also print what stopping responses at a position would save and lose, counted on the stored responses.
 """
 
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import yaml
 
-from verl.analysis.sheets import MODEL
+from verl.analysis.early import prefix_metrics
+from verl.analysis.sheets import MODEL, of_model
+from verl.config.calculator import CalculatorConfig
 from verl_pages.names import metric_name
 
 TOLD = 0.7
 """AUC from which, or from whose complement, a metric is said to tell correct responses from wrong ones."""
+STOPPED = (0.1, 0.2, 0.3, 0.5)
+"""Shares of the running responses that are stopped."""
 KINDS = {"auc": "all pairs", "within": "within a prompt"}
 
 
@@ -28,7 +36,9 @@ def model_tables(table: pd.DataFrame) -> Iterator[str]:
         if by == "position":
             # Entropy has a value at every prefix.
             running = rows[rows["metric"] == "entropy"].set_index("at").reindex(points)
-            counts = [f"{n:.0f}, {right:.0f}" for n, right in zip(running["responses"], running["correct"], strict=True)]
+            counts = [
+                f"{n:.0f}, {right:.0f}" for n, right in zip(running["responses"], running["correct"], strict=True)
+            ]
             yield f"| Running, correct | | {' | '.join(counts)} |"
             read = [f"{share:.0%}" for share in points / running["mean_length"]]
             yield f"| Share of their mean length | | {' | '.join(read)} |"
@@ -59,10 +69,28 @@ def early_enough(table: pd.DataFrame) -> Iterator[str]:
                 yield f"- {name} after {row['at']:g} tokens ({share:.0%} of the mean length), {kind}: {value}"
 
 
+def stopping(calculator: CalculatorConfig, courses: pd.DataFrame, position: int) -> Iterator[str]:
+    """Yield the lines of a table: stopping the running responses of highest entropy at ``position``."""
+    responses, metrics = prefix_metrics(calculator, courses.reset_index(drop=True))
+    length, correct = responses["response_length"].to_numpy(), responses["correctness"].to_numpy() == 1
+    running = length > position
+    entropy = np.where(running, metrics["entropy"][:, position // calculator.diff_stride - 1], -np.inf)
+    yield f"| Stopped at {position} tokens | Tokens saved | Correct lost | Correct per token |"
+    yield "|---|---:|---:|---:|"
+    for share in STOPPED:
+        stopped = np.argsort(-entropy, kind="stable")[: round(share * running.sum())]
+        saved = (length[stopped] - position).sum() / length.sum()
+        lost = correct[stopped].sum() / correct.sum()
+        yield f"| {share:.0%} of {running.sum()} | {saved:.1%} | {lost:.1%} | {(1 - lost) / (1 - saved):.2f} times |"
+    yield ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of an analysis")
-    for folder in parser.parse_args().folders:
+    parser.add_argument("--stop", type=int, metavar="POSITION", help="a multiple of calculator.diff_stride, in tokens")
+    options = parser.parse_args()
+    for folder in options.folders:
         for place, table in pd.read_parquet(folder / "early.parquet").groupby(MODEL, sort=False):
             run, step, benchmark, temperature = place
             whole = table[(table["at"] == 1.0) & (table["metric"] == "entropy")].iloc[0]
@@ -76,6 +104,10 @@ def main() -> None:
             lines = list(early_enough(table))
             print(f"At least {TOLD} or at most {1 - TOLD:.1f} by position before half of the tokens:", end=" ")
             print("\n\n" + "\n".join(lines) + "\n" if lines else "none.\n")
+            if options.stop:
+                config = yaml.safe_load((folder / "config.yaml").read_text())["calculator"]
+                courses = of_model(pd.read_parquet(folder / "courses.parquet"), place)
+                print("\n".join(stopping(CalculatorConfig(**config), courses, options.stop)))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,10 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
 def early_figure(table: pd.DataFrame, title: str) -> Figure:
     """Draw the AUC of each metric for correctness by the share of tokens read and by position."""
     figure = Figure(layout="constrained")
-    names = list(dict.fromkeys(table["metric"]))
+    # The first points lack the metrics that need several prefixes.
+    names = list(dict.fromkeys([*table.loc[table["at"] == 1.0, "metric"], *table["metric"]]))
+    ends = table[[f"{of}{end}" for of in KINDS for end in ("_low", "_high")]]
+    lowest, highest = np.nanmin(ends, initial=0.45), np.nanmax(ends, initial=0.55)
     views = {f"{kind}, by {by}": (of, by) for of, kind in KINDS.items() for by in ("share", "position")}
     for axes, view in panels(figure, list(views), 3.6, 2.8):
         of, by = views[view]
@@ -190,6 +193,7 @@ def early_figure(table: pd.DataFrame, title: str) -> Figure:
         axes.axhline(0.5, color="#4d4d4d", linewidth=0.8)
         axes.set_xlabel("share of the tokens" if by == "share" else "tokens, of responses that are longer")
         axes.set_ylabel("AUC")
+        axes.set_ylim(lowest - 0.02, highest + 0.02)
         positions = sorted(set(table.loc[table["by"] == "position", "at"]))
         if by == "position" and positions:
             axes.set_xscale("log", base=2)
