@@ -14,11 +14,13 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from verl.analysis.early import prefix_metrics
+from verl.analysis.early import auc_figures, prefix_metrics
 from verl.analysis.sheets import MODEL, of_model
 from verl.config.calculator import CalculatorConfig
+from verl.evaluation.statistics import ENDS
 from verl_pages.names import metric_name
 
+DRAWS = 1000
 TOLD = 0.7
 """AUC from which, or from whose complement, a metric is said to tell correct responses from wrong ones."""
 STOPPED = (0.1, 0.2, 0.3, 0.5)
@@ -75,6 +77,11 @@ def stopping(calculator: CalculatorConfig, courses: pd.DataFrame, position: int)
     length, correct = responses["response_length"].to_numpy(), responses["correctness"].to_numpy() == 1
     running = length > position
     entropy = np.where(running, metrics["entropy"][:, position // calculator.diff_stride - 1], -np.inf)
+    of_running = (entropy[running], correct[running], responses["prompt_id"].to_numpy()[running])
+    auc = auc_figures(*of_running, DRAWS, 0)
+    cells = [f"{kind} {_cell(*(auc[of + end] for end in ENDS)).strip('*')}" for of, kind in KINDS.items()]
+    share = position / length[running].mean()
+    yield f"Entropy after {position} tokens, {share:.0%} of the mean length: {', '.join(cells)}.\n"
     yield f"| Stopped at {position} tokens | Tokens saved | Correct lost | Correct per token |"
     yield "|---|---:|---:|---:|"
     for share in STOPPED:
