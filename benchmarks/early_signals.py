@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from verl.analysis.early import auc_figures, prefix_metrics
+from verl.analysis.early import LENGTH, MIN_EACH, auc_figures, prefix_metrics
 from verl.analysis.sheets import MODEL, of_model
 from verl.config.calculator import CalculatorConfig
 from verl.evaluation.statistics import ENDS
@@ -59,16 +59,27 @@ def _cell(value: float, low: float, high: float) -> str:
     return f"**{text}**" if max(value, 1 - value) >= TOLD else text
 
 
-def early_enough(table: pd.DataFrame) -> Iterator[str]:
-    """Yield a line for each metric and position that reaches ``TOLD`` before half of the mean length is written."""
-    early = table[(table["by"] == "position") & (table["at"] < table["mean_length"] / 2)]
-    for _, row in early.iterrows():
-        for of, kind in KINDS.items():
-            if max(row[of], 1 - row[of]) >= TOLD:
-                value = _cell(*row[[of, f"{of}_low", f"{of}_high"]]).strip("*")
-                share = row["at"] / row["mean_length"]
-                name = metric_name(row["metric"])
-                yield f"- {name} after {row['at']:g} tokens ({share:.0%} of the mean length), {kind}: {value}"
+def farthest(calculator: CalculatorConfig, courses: pd.DataFrame) -> Iterator[str]:
+    """Yield the lines of a table: each metric where it is farthest from 0.5 before half of the mean length."""
+    responses, metrics = prefix_metrics(calculator, courses.reset_index(drop=True))
+    length, correct = responses["response_length"].to_numpy(), responses["correctness"].to_numpy() == 1
+    prompts = responses["prompt_id"].to_numpy()
+    yield f"| Farthest from 0.5 before half of the tokens | {' | '.join(KINDS.values())} |"
+    yield "|---|---:|---:|"
+    for name in [name for name in metrics if name != LENGTH]:
+        found = dict.fromkeys(KINDS, (0.0, "–"))
+        for place, values in enumerate(metrics[name].T[:-1], start=1):
+            position = place * calculator.diff_stride
+            known = (length > position) & np.isfinite(values)
+            right = correct[known].sum()
+            if min(right, known.sum() - right) < MIN_EACH or position >= length[known].mean() / 2:
+                continue
+            auc = auc_figures(values[known], correct[known], prompts[known], DRAWS, 0)
+            for of in KINDS:
+                cell = f"{_cell(*(auc[of + end] for end in ENDS))} at {position}"
+                found[of] = max(found[of], (abs(auc[of] - 0.5), cell))
+        yield f"| {metric_name(name)} | {' | '.join(cell for _, cell in found.values())} |"
+    yield ""
 
 
 def stopping(calculator: CalculatorConfig, courses: pd.DataFrame, position: int) -> Iterator[str]:
@@ -108,13 +119,11 @@ def main() -> None:
                 f"average; {share:.0%} are correct, and {whole['mixed_prompts']} prompts have correct and wrong ones.\n"
             )
             print("\n".join(model_tables(table)))
-            lines = list(early_enough(table))
-            print(f"At least {TOLD} or at most {1 - TOLD:.1f} by position before half of the tokens:", end=" ")
-            print("\n\n" + "\n".join(lines) + "\n" if lines else "none.\n")
+            calculator = CalculatorConfig(**yaml.safe_load((folder / "config.yaml").read_text())["calculator"])
+            courses = of_model(pd.read_parquet(folder / "courses.parquet"), place)
+            print("\n".join(farthest(calculator, courses)))
             if options.stop:
-                config = yaml.safe_load((folder / "config.yaml").read_text())["calculator"]
-                courses = of_model(pd.read_parquet(folder / "courses.parquet"), place)
-                print("\n".join(stopping(CalculatorConfig(**config), courses, options.stop)))
+                print("\n".join(stopping(calculator, courses, options.stop)))
 
 
 if __name__ == "__main__":
