@@ -94,18 +94,18 @@ MAX_FUNCTION_LINES = 90
 
 BUDGETS = {
     "algorithms": 1822,
-    "analysis": 1170,
+    "analysis": 1386,
     "api": 187,
     "batch": 836,
     "checkpoint": 1339,
     "cli": 1327,
     "cluster": 1521,
-    "config": 3483,
+    "config": 3488,
     "data": 1957,
     "evaluation": 2796,
     "method": 537,
     "models": 3740,
-    "rank": 1218,
+    "rank": 1231,
     "recipes": 1830,
     "rewards": 1587,
     "rollout": 4727,
@@ -117,7 +117,7 @@ BUDGETS = {
     "verifiers": 3136,
     "verl": 57,
     "vllm_patches": 1915,
-    "workers": 1097,
+    "workers": 1194,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""

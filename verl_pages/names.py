@@ -14,6 +14,8 @@ OTHERS = {
     "response_length": "tokens of a response",
     "logprob": "log-probability, mean",
     "entropy": "entropy, mean",
+    "state_speed": "speed of states",
+    "state_dispersion": "dispersion of states",
     "advantage_0": "advantage before shaping",
     "phi": "Phi",
     "avg_log_probs": "log-probability, mean",

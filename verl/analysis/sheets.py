@@ -35,11 +35,13 @@ from verl.workers.measurements import MeasuredPrompt
 RESPONSE_SHEET = "exploit_data (per-rollout)"
 PROMPT_SHEET = "explore_data (per-prompt)"
 CORRELATION_SHEET = "correlations"
+EARLY_SHEET = "early"
 
 FILES = {
     RESPONSE_SHEET: "responses.parquet",
     PROMPT_SHEET: "prompts.parquet",
     CORRELATION_SHEET: "correlations.parquet",
+    EARLY_SHEET: "early.parquet",
 }
 
 MODEL = ["run", "step", "benchmark", "temperature"]

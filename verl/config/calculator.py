@@ -130,6 +130,11 @@ class CalculatorConfig(Group):
         return [*(BASE_METRICS[i] for i in self.metric_indices), *self.own_names]
 
     @property
+    def prefix_extra(self) -> int:
+        """Number of rows of a velocity prefix beyond a multiple of ``diff_stride``."""
+        return 0 if self.prefix_rule == "at_stride_and_whole" else 1
+
+    @property
     def metric_names(self) -> list[str]:
         """Names of all metrics that the calculator returns, including velocity and acceleration."""
         suffixes = ["", " diff", " diff 2"] if self.compute_diff else [""]

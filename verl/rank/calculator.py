@@ -183,8 +183,7 @@ class RepresentationMetricsCalculator:
             return {name: values[:, 0] for name, values in whole.items()}, courses
         # 1. Select the rows from which prefixes are taken, and the end of each prefix.
         kept, kept_lengths = _kept_rows(hidden, lengths, config.max_seq_len, config.max_seq_len_from)
-        extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1
-        counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
+        counts, rows = (of(kept_lengths, stride, config.prefix_extra) for of in (prefix_counts, prefix_rows))
         # 2. Compute base metrics of all prefixes and of the whole response, in one pass if both use the same method.
         if kept is hidden and self._whole == self._diff:
             ends = torch.cat([rows, lengths[:, None]], dim=1)

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+ALONG = ("logprob", "entropy", "state_speed", "state_dispersion")
+"""Metrics of prefixes other than rank metrics."""
+
 
 @dataclass(frozen=True)
 class PromptResponses:
@@ -21,8 +24,8 @@ class PrefixMetrics:
     ends: list[int]
     """Lengths of the measured prefixes. The last one is the whole response."""
     values: dict[str, list[float]]
-    """Rank metrics of each prefix by name. ``logprob`` and ``entropy`` are averages over the tokens since the previous
-    prefix."""
+    """Rank metrics, ``state_speed`` and ``state_dispersion`` of each prefix by name. ``logprob`` and ``entropy`` are
+    averages over the tokens since the previous prefix."""
 
 
 @dataclass(frozen=True)
