@@ -168,7 +168,7 @@ class HiddenStateCapture:
         self.buffer.clear()
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """Return how many requests, from the first, fit into ``GATHERED_BYTES`` together; at least 1."""
+        """Return the number of leading requests whose states fit into ``GATHERED_BYTES`` together, at least 1."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -272,7 +272,7 @@ def to_host(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns. Raise ``TypeError`` if one has neither an entry per response nor per token."""
+    """Return the reducer's columns. Raise ``TypeError`` unless each has one entry per response or per token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

@@ -1,7 +1,7 @@
 """Estimates KL(policy || reference) per token, penalises it in the rewards, and controls the penalty's coefficient.
 
-The estimators follow Schulman 2020, "Approximating KL divergence", with veRL's names. They map ``logprobs [B, R]`` and
-``ref_logprobs [B, R]`` in nats to ``[B, R]`` and are differentiable in ``logprobs``.
+The estimators follow Schulman 2020, "Approximating KL divergence", with veRL's names. Estimators map ``logprobs [B,
+R]`` and ``ref_logprobs [B, R]`` in nats to ``[B, R]`` and are differentiable in ``logprobs``.
 
 In a loss, the gradient of an estimator matters rather than its value. On policy, with x = log p - log p_ref, the
 gradient of the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1
@@ -24,8 +24,8 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios in ``low_var_kl`` and :func:`kl_loss` are clamped to [-20, 20], so that exp stays finite."""
 
 MAX_LOW_VAR_KL = 10.0
-"""Upper bound of ``low_var_kl``, as in veRL. It keeps outliers (tokens about 13 times as likely under the reference)
-from dominating a batch. Beyond the bound, the gradient is 0."""
+"""Upper bound of ``low_var_kl``, as in veRL. The bound keeps outliers (tokens about 13 times as likely under the
+reference) from dominating a batch. Beyond the bound, the gradient is 0."""
 
 ERROR_LIMIT = 0.2
 """The adaptive controller clips its proportional error to [-0.2, 0.2]."""

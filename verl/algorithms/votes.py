@@ -48,7 +48,7 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """Return the fraction of votes won by a class of ``supporters`` samples against classes of the sizes ``rivals``."""
+    """Return the fraction of votes won by a class of ``supporters`` samples against classes of size ``rivals``."""
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
         draws = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))

@@ -55,8 +55,8 @@ class LearnerConfig(Group):
     """Update options shared by the policy and the critic."""
 
     ppo_mini_batch_size: PositiveInt
-    """Number of prompts per optimizer step over all workers, at most ``data.train_batch_size``. It need not divide that
-    size or be a multiple of the number of workers: shares are padded with rows that have no effect."""
+    """Number of prompts per optimizer step over all workers, at most ``data.train_batch_size``. It need not divide the
+    batch size or be a multiple of the number of workers, because shares are padded with rows that have no effect."""
     ppo_epochs: PositiveInt
     """Number of passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
@@ -68,7 +68,7 @@ class LearnerConfig(Group):
     ppo_max_token_len_per_gpu: PositiveInt
     """Maximum number of prompt and response tokens per forward and backward pass on one worker if ``use_dynamic_bsz``
     is set. The limits of workers that split sequences (``model.ulysses_sequence_parallel_size``) are added, and the sum
-    must fit a whole sequence. A shared prompt counts once, plus a sixteenth for each further response."""
+    must fit a whole sequence. A shared prompt counts once, plus 1/16 of its length for each additional response."""
     optim: OptimConfig
 
 
@@ -79,7 +79,7 @@ class ActorConfig(LearnerConfig):
     log_prob_micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward pass on one worker when only log-probabilities are computed."""
     log_prob_max_token_len_per_gpu: PositiveInt
-    """Like ``ppo_max_token_len_per_gpu``, for passes that compute only log-probabilities."""
+    """Like ``ppo_max_token_len_per_gpu``, but for forward passes that compute only log-probabilities."""
     policy_loss: Annotated[str, custom_or(list(LOSS_OPTIONS))]
     """``ppo_clip`` clips the probability ratio of each token, and ``gspo`` the ratio of the whole response. ``cispo``
     weights the log-probability of each token by the token's clipped ratio. ``gmpo`` takes the geometric mean of a
@@ -100,9 +100,9 @@ class ActorConfig(LearnerConfig):
     ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for
     other losses."""
     clip_ratio_high: PositiveFloat | None
-    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv`` and ``dppo_kl``,
-    like ``clip_ratio_low``, but for increases and positive advantages. Null selects 4e-4 for ``gspo``, 0.4 for
-    ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
+    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv`` it bounds the
+    increase of the probability, and for ``dppo_kl`` the divergence of tokens with positive advantages. Null selects
+    4e-4 for ``gspo``, 0.4 for ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the maximum weight of a token. Null sets no limit."""
@@ -133,8 +133,8 @@ class ActorConfig(LearnerConfig):
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
     """Compute probability ratios, and the KL divergence in the reward, from the log-probabilities that the rollout
-    engine recorded, instead of recomputing these before the update. This saves a forward pass (and the metrics
-    ``rollout_corr/*``) unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
+    engine recorded, instead of recomputing these before the update. This saves a forward pass and omits the metrics
+    ``rollout_corr/*``, unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
     metric or the advantage estimator needs that pass. Because the ratio already corrects for the engine,
     ``algorithm.rollout_correction.rollout_is`` works only with ``policy_loss=gpg``, and takes its weights from the
     policy being trained."""
@@ -146,7 +146,7 @@ class ActorConfig(LearnerConfig):
     """Per-token estimator of the KL divergence if ``use_kl_loss=true``: ``kl`` or ``k1``, the log-ratio; ``abs``, its
     absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratios are clamped to [-20,
     20] and whose values are clamped to at most 10, where the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
-    value but uses the gradient of ``k2``, which is never clamped and on policy equals the gradient of the divergence.
+    value but uses the gradient of ``k2``, which is never clamped. On policy, it is the gradient of the divergence.
     ``k1`` without ``+`` has a zero-mean gradient on policy and prints a warning. Any other value names a custom
     estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
@@ -187,12 +187,12 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether GSPO's clip range is as wide as a per-token clip range, so that mean ratios are never clipped."""
+        """Whether GSPO's clip range is so wide, like a per-token clip range, that mean ratios are never clipped."""
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property
     def kl_gradient_vanishes(self) -> bool:
-        """Whether the KL loss has a gradient with mean 0 on policy."""
+        """Whether the gradient of the KL loss has mean 0 on policy."""
         k1 = self.use_kl_loss and self.kl_loss_coef > 0 and self.kl_loss_type in ("kl", "k1")
         return k1 and not self.use_unbiased_kl
 

@@ -112,7 +112,7 @@ class Method:
         """Return the rewards to learn from, [B], given ``rewards [B]`` float64.
 
         This hook runs after the verifiers, reward model and overlong penalty have been applied, and before rank
-        shaping, the KL penalty and advantages. It does not affect dynamic sampling or validation.
+        shaping, the KL penalty and advantages. The hook does not affect dynamic sampling or validation.
         """
         return rewards
 

@@ -37,8 +37,8 @@ def keep_dtype(name: str, value: Tensor) -> torch.dtype:
 class EngineDtype:
     """A :data:`WeightDtype` that casts weights to the engine's dtype if it is narrower than theirs.
 
-    Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, enter computations
-    before rounding.
+    Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, are used in higher
+    precision.
     """
 
     dtype: torch.dtype

@@ -25,7 +25,7 @@ COPIES = ["consolidated*", "original/*", "onnx/*"]
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
-"""Config files included in a model digest. The second can add end-of-sequence tokens that vLLM respects."""
+"""Config files included in a model digest. The generation config can add end-of-sequence tokens."""
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16

@@ -98,8 +98,8 @@ def logprobs_and_entropy(
 ) -> tuple[Tensor, ...]:
     """Return log-probabilities of ``tokens [...]`` and entropies, both in nats, from logits [..., V].
 
-    The columns of ``scoring.statistics`` follow and then, if the teacher's logits ``teacher [..., V]`` are given,
-    ``scoring.teacher_loss``. All tensors are [...] float32.
+    The columns of ``scoring.statistics`` and, given the teacher's logits ``teacher [..., V]``, of
+    ``scoring.teacher_loss`` are appended. All tensors are [...] float32.
     """
     scaled = logits[..., : scoring.vocabulary].float() / scoring.temperature
     distribution = scaled.log_softmax(dim=-1)

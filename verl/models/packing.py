@@ -93,8 +93,8 @@ class Layout:
 def take_tokens(states: Tensor, tokens: Tensor, dim: int = 0) -> Tensor:
     """Select ``tokens [n]`` along ``dim`` with a gradient that is bitwise reproducible.
 
-    The backward pass sums the gradients of repeated tokens. On a CPU, threads do so in any order for ``states[tokens]``
-    but in a fixed order for ``index_select``; on a GPU, only the order for ``states[tokens]`` is fixed.
+    The backward pass sums the gradients of repeated tokens. On a CPU, the order of summation is fixed only for
+    ``index_select``; on a GPU, it is fixed only for ``states[tokens]``.
     """
     if states.is_cuda:
         return states[(slice(None),) * dim + (tokens,)]

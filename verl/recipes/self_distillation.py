@@ -16,7 +16,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.verifiers.verdict import Verdict
 
 FEEDBACK = "feedback"
-"""Key in the dictionary returned by a reward function; its value is text about the response for the next attempt."""
+"""Key for a reward function's feedback on the response, a text, in the dictionary that the function returns."""
 
 
 def with_feedback(

@@ -1,4 +1,4 @@
-"""Implementations of the advantage estimators. Their common arguments are described in the package's docstring."""
+"""Implementations of the advantage estimators. The package's docstring describes their common arguments."""
 
 import torch
 from torch import Tensor
