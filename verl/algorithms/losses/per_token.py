@@ -180,12 +180,11 @@ def dppo_kl_loss(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Losses:
-    """Compute the DPPO-KL loss (arXiv 2602.04879): :func:`dppo_tv_loss`, but tokens are excluded by their KL
-    divergence.
+    """Compute the DPPO-KL loss (arXiv 2602.04879): like :func:`dppo_tv_loss`, but excludes tokens by KL divergence.
 
     The divergence is between the token and all other tokens combined, D = p_old log(p_old / p) + (1 - p_old) log((1 -
     p_old + 1e-8) / (1 - p + 1e-8)). A token is excluded if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <=
-    0 and p < p_old. The bounds are in nats; ``clip_low`` is in [0, 1]. Both bounds are 0.05 in veRL.
+    0 and p < p_old. The bounds are in nats; ``clip_low`` is in [0, 1]. Both are 0.05 in veRL's example.
     """
     _check_clip_ranges(clip_low, clip_high)
     mask, log_ratio, advantages = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
