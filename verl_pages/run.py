@@ -268,7 +268,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
 
 
 def _shaping(run: RunFolder) -> str:
-    """Return a phrase that tells where a run applies rank shaping, or an empty string if the options are unknown."""
+    """Return a phrase that states where a run applies rank shaping, or an empty string if the options are unknown."""
     places = {"reward_manager.add_reward": "of rewards", "reward_manager.add_adv": "of advantages"}
     if not places.keys() <= run.options.keys():
         return ""

@@ -49,7 +49,7 @@ def mse_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def low_var_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Compute k3, exp(x) - x - 1 with x = log p_ref - log p, which has low variance and is never negative.
 
-    It is unbiased, except where x is clamped to +-``MAX_LOG_RATIO`` or the result to ``MAX_LOW_VAR_KL``.
+    The estimate is unbiased, except where x is clamped to +-``MAX_LOG_RATIO`` or the result to ``MAX_LOW_VAR_KL``.
     """
     x = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (x.expm1() - x).clamp(max=MAX_LOW_VAR_KL)

@@ -148,7 +148,7 @@ def rollout_weights(
 def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
     """Return factors ``[B, R]`` for the per-token losses of ``policy_loss``.
 
-    They are equal to ``weights``, except for ``gmpo``, which has one ratio per response: its factors are the geometric
+    The factors equal ``weights``, except for ``gmpo``, which has one ratio per response. Its factors are the geometric
     mean of the weights over the response, as in veRL.
     """
     if policy_loss != "gmpo":
@@ -163,7 +163,7 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float, floor: float = 0.0
 ) -> float:
-    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``; 1 if it is near 0.
+    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``, or 1 if near 0.
 
     Policy losses are proportional to the advantages, so dividing the advantages by the mean normalizes the weights.
     """

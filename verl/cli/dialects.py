@@ -1,7 +1,7 @@
 """Determines whether a command uses veRL's options, the options of the paper's release, or only ours.
 
-A command with an option that exists only in veRL or only in the release is treated as a command for it, with the
-default ``preset=verl`` or ``preset=paper``. Such a command can also contain our own options.
+A command with an option that exists only in veRL uses ``preset=verl`` by default; a command with an option that exists
+only in the release uses ``preset=paper``. Such a command can also contain our own options.
 """
 
 from collections.abc import Mapping, Sequence

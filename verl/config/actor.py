@@ -61,13 +61,13 @@ class LearnerConfig(Group):
     """Number of passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward and backward pass on one worker; affects memory and speed, never the gradient.
-    Unlike in veRL, it need not divide a worker's share of a mini-batch: a smaller last pass is weighted accordingly."""
+    It need not divide a worker's share of a mini-batch, unlike in veRL: a smaller last pass is weighted accordingly."""
     use_dynamic_bsz: bool
     """Fill micro-batches by token count instead of response count, and balance tokens over workers. Responses that
     share a prompt (``model.share_prompts``) stay together. The gradient does not change."""
     ppo_max_token_len_per_gpu: PositiveInt
     """Maximum number of prompt and response tokens per forward and backward pass on one worker if ``use_dynamic_bsz``
-    is set. The limits of workers that split sequences (``model.ulysses_sequence_parallel_size``) are added, and the sum
+    is set. Workers that split sequences (``model.ulysses_sequence_parallel_size``) add up their limits, and the sum
     must fit a whole sequence. A shared prompt counts once, plus 1/16 of its length for each additional response."""
     optim: OptimConfig
 
@@ -135,9 +135,9 @@ class ActorConfig(LearnerConfig):
     """Compute probability ratios, and the KL divergence in the reward, from the log-probabilities that the rollout
     engine recorded, instead of recomputing these before the update. This saves a forward pass and omits the metrics
     ``rollout_corr/*``, unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
-    metric or the advantage estimator needs that pass. Because the ratio already corrects for the engine,
-    ``algorithm.rollout_correction.rollout_is`` works only with ``policy_loss=gpg``, and takes its weights from the
-    policy being trained."""
+    metric or the advantage estimator needs that pass. Since the ratio already corrects for the engine,
+    ``algorithm.rollout_correction.rollout_is`` requires ``policy_loss=gpg``, and its weights come from the policy being
+    trained."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
@@ -153,7 +153,7 @@ class ActorConfig(LearnerConfig):
     """Keyword arguments of a custom ``kl_loss_type``."""
     use_unbiased_kl: bool
     """Weight the KL estimate by the probability ratio between the policy and the sampling policy, with log-ratios
-    clamped to [-20, 20], so that the gradient stays unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv
+    clamped to [-20, 20]. This keeps the gradient unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv
     2512.02556). This also corrects the gradient of ``k1``. For ``k1``, ``k3`` and custom estimators, the weight itself
     is differentiated."""
 

@@ -40,8 +40,8 @@ class CalculatorConfig(Group):
     """Metrics: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
-    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. They
-    require decomposing every prefix, which is slower than computing any built-in metric except 2. The analysis computes
+    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. Custom
+    metrics require decomposing every prefix, which is slower than any built-in metric except 2. The analysis computes
     them only for whole responses."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
     """Token metrics for ``reward_manager`` and the log, in nats, identical in every layer and without velocity:
@@ -102,7 +102,7 @@ class CalculatorConfig(Group):
     """Also return the metrics of each prefix, which ``trainer.samples.tokens`` stores; unused in an evaluation."""
 
     def measured_by(self, source: str) -> bool:
-        """Return whether ``source``, either ``rollout`` or ``actor``, measures rank metrics."""
+        """Return whether rank metrics are measured by ``source``, either ``rollout`` or ``actor``."""
         return self.enable and (self.source == source or (self.compare_versions and source == "actor"))
 
     def check(self) -> None:

@@ -117,8 +117,8 @@ class ModelConfig(Group):
     in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter to continue training from, saved by ``peft`` as safetensors, or null. Its rank, scale
-    and layers override ``lora``. The reference policy is the model without the adapter. Applies only to the policy."""
+    """Folder of a LoRA adapter from which the policy continues training, saved by ``peft`` as safetensors, or null. The
+    adapter's rank, scale and layers override ``lora``. The reference policy is the model without the adapter."""
     fsdp: FSDPConfig
 
     @property
@@ -213,8 +213,8 @@ class MachineOptions(Group):
     least 256 MiB and at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
     """Names of environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*,
-    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. Their values are taken from the environment
-    of the command and never written to disk."""
+    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. The values are taken from the command's
+    environment and never written to disk."""
 
     def check(self) -> None:
         fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
@@ -280,8 +280,8 @@ class RunConfig(MachineOptions):
     profile_steps: list[Step]
     """Steps in which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
-    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks it
-    up by the GPU's name; for unknown GPUs, no utilisation is logged."""
+    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks up
+    the speed by the GPU's name; no utilisation is logged for unknown GPUs."""
 
     def saves_in_background(self, device_type: str) -> bool:
         """Return whether training continues while a checkpoint is written."""

@@ -96,7 +96,7 @@ class SamplingFilters(Group):
     """Minimum probability of a token relative to the most likely token, in [0, 1]; 0 keeps all tokens."""
     repetition_penalty: RepetitionPenalty
     """Penalty for tokens that are already in the prompt or the response: their positive logits are divided by it, and
-    their negative logits are multiplied by it. Must be above 0; 1 turns the penalty off."""
+    their negative logits are multiplied by it. The penalty must be above 0; 1 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,13 @@ class AgentConfig(Group):
     agent."""
     command: str | None
     """Command that runs an agent, such as ``python my_agent.py``. It receives the record as JSON on standard input and
-    the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and may print ``{"reward": 1.0}`` as its last line."""
+    the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. Its last line of output may be ``{"reward": 1.0}``."""
     address: str
     """Address on which the endpoint listens. Agents on other machines must be able to reach this address."""
     max_sessions: PositiveInt
     """Maximum number of sessions that run at once, over all processes; at least one per process."""
     max_rows: PositiveInt
-    """Maximum number of histories per session. A request that does not extend an earlier request opens a history."""
+    """Maximum number of histories per session. A request that does not extend an earlier one starts a new history."""
     timeout_s: Seconds
     """Time limit in seconds from a reply to the agent's next request or exit, excluding the time for sampling. An agent
     that exceeds the limit is stopped, and its episode ends."""
@@ -189,7 +189,7 @@ class MultiTurnConfig(Group):
     veRL versions kept the named part instead."""
     reward: Literal["add", "only"]
     """Use of the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only`` uses
-    the sum as the score without calling a verifier, and a conversation is then correct if the sum is above 0."""
+    the sum as the score without calling a verifier. A conversation is then correct if the sum is above 0."""
     num_workers: NotNegativeInt
     """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""

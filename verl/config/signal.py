@@ -211,7 +211,7 @@ class AlgorithmConfig(Group):
     rollout_correction: RolloutCorrectionConfig
     use_pf_ppo: bool
     """Resample a batch's responses with replacement, with weights that depend on their rewards, and update on the same
-    number of responses (PF-PPO, arXiv 2409.06957); only with ``gae``."""
+    number of responses (PF-PPO, arXiv 2409.06957). Requires ``gae``."""
     pf_ppo: PFPPOConfig
 
     def check(self) -> None:

@@ -39,8 +39,8 @@ class TrainerConfig(RunConfig):
 
     method: Annotated[str, require_import_path] | None
     """Subclass of ``verl.method.Method`` that customises the training step, as ``module:Class`` or ``file.py:Class``
-    (docs/extending.md), or null. It can choose prompts, set their sampling options, resample responses, choose the
-    batch to learn from, or change rewards."""
+    (docs/extending.md), or null. A method can choose prompts, set their sampling options, resample responses, choose
+    the batch to learn from, or change rewards."""
     method_kwargs: dict[str, Any]
     """Keyword arguments of ``method``."""
     val_before_train: bool
@@ -53,8 +53,8 @@ class TrainerConfig(RunConfig):
     """Number of initial steps in which only the critic is trained, with ``gae``. veRL trains one step fewer for the
     same value. The policy's learning-rate schedule starts with its first update."""
     remove_clip: bool
-    """Exclude responses that were cut at ``data.max_response_length`` from the losses. They are still included in the
-    statistics of their group and in the logs."""
+    """Exclude responses that were cut at ``data.max_response_length`` from the losses. Such responses are still
+    included in the statistics of their group and in the logs."""
     deterministic: bool | None
     """Make responses independent of engine speed: waiting requests are assigned only once all engines have replied, and
     by token counts alone. Otherwise, each engine receives requests as soon as it has room, and the last bits of

@@ -42,7 +42,7 @@ TABLE = "temperatures"
 
 
 class MethodCalls:
-    """Validating wrapper around the method that ``trainer.method`` selects, which defaults to :class:`Method`.
+    """Validating wrapper around the method that ``trainer.method`` selects (:class:`Method` by default).
 
     Raises:
         ConfigError: If the method cannot be loaded or constructed, or conflicts with other options.

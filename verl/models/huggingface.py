@@ -86,7 +86,7 @@ def in_checkpoint_format(
 
     Parameters that share a tensor in the files are buffered until all have arrived. Others are yielded immediately. The
     experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with ``*``
-    for the expert index, because looping over experts in Python would take longer than copying them.
+    for the expert index. Looping over experts in Python would take longer than copying them.
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.

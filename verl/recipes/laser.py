@@ -110,8 +110,8 @@ def target_length(lengths: list[int], c: int, longest: int) -> int | None:
 def repeats(tokens: Sequence[int]) -> bool:
     """Return whether a response repeats itself, following LASER-DE's code (github.com/hkust-nlp/Laser).
 
-    A response repeats itself if some n-gram occurs at least m times, with two occurrences less than a third of the
-    response apart, or if it has at least 4n tokens and some 2n-gram occurs twice. Here, n is 2 below 30 tokens, 3 below
+    A response repeats itself if an n-gram occurs at least m times, twice within a third of the response's length. It
+    also repeats itself if it has at least 4n tokens and a 2n-gram occurs twice. Here, n is 2 below 30 tokens, 3 below
     100, and 4 otherwise; m is 2 below 200 tokens and 3 otherwise. If n > 2, the first rule ignores n-grams of one
     repeated token. Responses of up to 8 tokens are never repetitive.
     """

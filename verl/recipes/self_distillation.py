@@ -16,7 +16,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.verifiers.verdict import Verdict
 
 FEEDBACK = "feedback"
-"""Key for a reward function's feedback on the response, a text, in the dictionary that the function returns."""
+"""Key of the textual feedback on a response in the dictionary that a reward function returns."""
 
 
 def with_feedback(

@@ -83,7 +83,7 @@ def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float)
 def rank_eps(dtype: torch.dtype) -> float:
     """Return the relative precision to assume for hidden states of ``dtype`` when computing numerical ranks.
 
-    The result is the machine epsilon of ``dtype``, capped at float32's: with bfloat16's 2^-7 and D >= 128, the
+    The result is the machine epsilon of ``dtype``, capped at float32's. With bfloat16's 2^-7 and D >= 128, the
     threshold would reach s_max, so every rank would be 0.
     """
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps

@@ -176,8 +176,8 @@ def gae_advantages(
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A - mean) / (std + 1e-8), with the mean and unbiased std over all response tokens of the batch.
 
-    Every token has equal weight, so long responses have more influence than short ones. The result is ``[B, R]`` in the
-    dtype of ``advantages``. It is 0 outside the mask, and 0 everywhere if there are fewer than two response tokens.
+    Every token has equal weight, so long responses have more influence than short ones. The result ``[B, R]`` has the
+    dtype of ``advantages``. It is 0 outside the mask, and everywhere if there are fewer than two tokens.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()
