@@ -185,7 +185,7 @@ def shown_truth(text: str) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """Open a sample file, and check its size and that it has the columns in ``NEEDED``."""
+    """Open a sample file, and check its size and columns (``NEEDED``)."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:

@@ -213,7 +213,7 @@ class HiddenStateCapture:
     def _record_all(
         self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
     ) -> None:
-        """Store the rows to keep, of initial tokens and of sampling positions, in one slice."""
+        """Store the rows of initial tokens and sampling positions that are kept, in one slice."""
         # 1. Compute owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)

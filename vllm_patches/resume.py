@@ -60,7 +60,7 @@ def num_resumed(params: SamplingParams | None) -> int:
 
 
 def num_read(params: SamplingParams | None) -> int:
-    """Return the number of tokens at the end of the prompt whose hidden states are wanted."""
+    """Return the number of tokens at the end of the prompt whose hidden states are requested."""
     return 0 if params is None or params.extra_args is None else int(params.extra_args.get(READ, num_resumed(params)))
 
 

@@ -28,7 +28,7 @@ from vllm_patches.sampler import asks_for_streams, attach_streams
 logger = logging.getLogger(__name__)
 
 NORM_IN_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM", "KimiK3ForConditionalGeneration"}
-"""Models for which vLLM applies the final norm in the output head, so that the runner does not see its output."""
+"""Models for which vLLM applies the final norm in the output head, so the runner does not see the result."""
 
 SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
 """Models for which vLLM scales the state after the final norm before returning it to the runner."""

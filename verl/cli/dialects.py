@@ -133,7 +133,7 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 
 
 def with_verl_file(line: CommandLine) -> CommandLine:
-    """Prepend the values in the command's configuration file to its overrides, except for veRL's own files.
+    """Prepend the values in the command's configuration file to its overrides, unless it is one of veRL's files.
 
     Raises ``FlagError`` if the file is missing, unreadable or not based on veRL's configuration.
     """

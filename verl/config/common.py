@@ -231,7 +231,7 @@ class RunConfig(MachineOptions):
     default_local_dir: str
     """Folder for all output of the run. ``resume_mode`` determines whether a run in this folder is resumed."""
     n_gpus_per_node: WorkersPerMachine
-    """Number of workers per machine: one per GPU, or this many CPU processes."""
+    """Number of workers per machine; each worker uses one GPU or, without GPUs, is a CPU process."""
     total_epochs: PositiveInt
     """Number of passes over the training data. An incomplete last batch is dropped."""
     total_training_steps: NotNegativeInt
@@ -273,7 +273,7 @@ class RunConfig(MachineOptions):
     """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
     starting. At the limit, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 sets no limit."""
     nccl_timeout_s: Seconds
-    """Timeout of collective operations in seconds; must exceed the time that worker 0 takes to read the model."""
+    """Timeout of collective operations in seconds, which must exceed the time that worker 0 takes to read the model."""
     preemption_grace_s: SecondsOrZero
     """Time limit in seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with
     code 75. A step that takes longer is abandoned, and the latest checkpoint remains; 0 sets no limit."""

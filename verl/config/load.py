@@ -86,7 +86,7 @@ def _print_fitted(values: Any) -> None:
 
 
 def is_embedded(model_path: str) -> bool:
-    """Return whether the path is one of the tiny models of the embedded tasks."""
+    """Return whether the path is that of a tiny model for the embedded tasks."""
     return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
 
 

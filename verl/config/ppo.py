@@ -160,7 +160,7 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """Maximum number of steps to carry a group over; sampling ahead uses one step of ``max_staleness``."""
+        """Maximum number of steps to carry a group over; sampling ahead uses up one step of ``max_staleness``."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property

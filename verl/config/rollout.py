@@ -197,7 +197,7 @@ class MultiTurnConfig(Group):
     """Time limit in seconds for an environment step, or for each call of tools if any is ``async``; a slower step or
     call is stopped and answered with a message."""
     memory_limit_mb: PositiveInt
-    """Memory limit for a step in MiB, in addition to the process's size after imports; handled like the time limit."""
+    """Memory limit for a step in MiB, on top of the process's memory after imports; treated like the time limit."""
     agent: AgentConfig
 
     @property
@@ -207,7 +207,7 @@ class MultiTurnConfig(Group):
 
     @property
     def replaces_verifiers(self) -> bool:
-        """Whether the environment's rewards are the scores, so that prompts need no verifier and no ground truth."""
+        """Whether the environment's rewards serve as scores; if so, prompts need no verifier and no ground truth."""
         return self.enable and self.reward == "only"
 
     @property

@@ -25,8 +25,8 @@ class SamplesConfig(Group):
     """Share of prompts whose responses are stored in training, in (0, 1]; the selection is the same in every step.
     Validations are stored completely."""
     max_mb: PositiveFloat
-    """Maximum size of the folder in MiB, above 0. Beyond it, every other stored step except the newest is removed,
-    training steps before validations, so that the remaining steps are spread over the whole run."""
+    """Maximum size of the folder in MiB, above 0. If the folder is larger, every other stored step except the newest is
+    removed, training steps before validations. The remaining steps are thus spread over the whole run."""
 
     tokens: bool
     """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, which determine the

@@ -147,7 +147,7 @@ class Method:
         return self.config.data.max_response_length
 
     def by_prompt(self, batch: Batch) -> list[Batch]:
-        """Split a batch into one batch of n consecutive responses per prompt."""
+        """Split a batch into batches of n consecutive responses, one batch per prompt."""
         return list(batch.split(self.config.rollout.n))
 
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:

@@ -207,7 +207,7 @@ class SharedPrompts:
 
     @cached_property
     def prompt_blocks(self) -> list[Tensor]:
-        """Token indices of each block's prompts, [g, P], where P is the block's maximum; arbitrary at padding."""
+        """Token indices of each block's prompts, [g, P], arbitrary at padding; P is the block's maximum length."""
         return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property

@@ -122,12 +122,12 @@ def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int,
 
 
 class DecomposedSums(NamedTuple):
-    """Sums over the singular values of each prefix, after division by the largest one."""
+    """Sums over the singular values of each prefix, after division by the largest singular value."""
 
     sums: Tensor
     """Sums, float64 ``[F, b, P]``."""
     scale: Tensor
-    """Largest singular value, or 1 if a prefix has no nonzero one, float64 ``[b, P]``."""
+    """Largest singular value, or 1 if all singular values of a prefix are 0, float64 ``[b, P]``."""
     ranks: Tensor
     """Traditional ranks ``[b, P]``."""
 

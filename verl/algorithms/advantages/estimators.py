@@ -47,7 +47,7 @@ def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_id
 
 
 def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
+    """Compute the REINFORCE leave-one-out advantage (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
 
     A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response does not contribute to its own baseline,
     so the policy gradient is unbiased. In a group of one, the baseline is 0.
