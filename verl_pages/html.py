@@ -20,7 +20,7 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Uncompressed size in bytes at which a chunk is full. The page decompresses a chunk when its content is opened."""
+"""Minimum uncompressed size in bytes of a full chunk. The page decompresses a chunk when its content is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
 """Scripts of pages with charts and the response browser."""

@@ -151,7 +151,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
 
 
 def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the index of the samples, and their chunks, which are numbered from ``first``."""
+    """Return the index of the samples and their chunks. Chunks are numbered from ``first``."""
     figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
     packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {

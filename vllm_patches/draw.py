@@ -1,6 +1,6 @@
 """Samples tokens by inverse transform sampling, with one uniform random number per token.
 
-Legend: B = rows, V = vocabulary size. The number of operations does not depend on B, and none waits for the device.
+Legend: B = rows, V = vocabulary size. The number of operations is independent of B, and none waits for the device.
 """
 
 import torch

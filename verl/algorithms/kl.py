@@ -9,7 +9,7 @@ is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, 
 small x. The mean gradient of ``abs`` equals the gradient of the sum of |p - p_ref| over the vocabulary. The suffix
 ``+`` combines the value of an estimator with the gradient of k2 (straight-through).
 
-Penalty and controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
+The penalty and the controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
 1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference); coef may be adapted to a target KL.
 """
 

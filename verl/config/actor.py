@@ -45,7 +45,7 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
 """``actor.policy_loss`` -> the options that it uses."""
 
 SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
-"""Policy losses that by default average over the tokens of each response, then over responses."""
+"""Policy losses that, by default, average first over the tokens of each response and then over responses."""
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -109,7 +109,7 @@ class ActorConfig(LearnerConfig):
     tau_pos: PositiveFloat
     """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
     tau_neg: PositiveFloat
-    """Like ``tau_pos``, for zero and negative advantages."""
+    """Like ``tau_pos``, but for zero and negative advantages."""
     dro_beta: PositiveFloat | None
     """Weight of half the squared log-ratio in ``dro``, above 0; required for ``dro``, and null for other losses."""
     clip_cov_ratio: Share
@@ -154,8 +154,8 @@ class ActorConfig(LearnerConfig):
     use_unbiased_kl: bool
     """Weight the KL estimate by the probability ratio between the policy and the sampling policy, with log-ratios
     clamped to [-20, 20]. This keeps the gradient unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv
-    2512.02556). This also corrects the gradient of ``k1``. For ``k1``, ``k3`` and custom estimators, the weight itself
-    is differentiated."""
+    2512.02556). This also corrects the gradient of ``k1``. For ``k1``, ``k3`` and custom estimators, the weight is also
+    differentiated."""
 
     def check(self) -> None:
         loss = self.policy_loss
@@ -187,7 +187,7 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether GSPO's clip range is so wide, like a per-token clip range, that mean ratios are never clipped."""
+        """Whether GSPO's clip range is so wide (as for per-token ratios) that mean ratios are never clipped."""
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property

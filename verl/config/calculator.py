@@ -37,7 +37,7 @@ class CalculatorConfig(Group):
     """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, others
     are decoder outputs. They are logged in this order as ``layer_1``, ``layer_2``, ...; Phi is averaged over them."""
     metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
-    """Metrics: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective Rank."""
+    """Metrics: 0: Response Entropy 1, 1: Effective Rank, 2: Traditional Rank, 3: Curvature, 4: Log Effective Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
     metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. Custom
@@ -71,7 +71,7 @@ class CalculatorConfig(Group):
     zeroth_order_svd_method: SVDMethod
     """Spectrum of the whole response: ``full``, or ``lowrank`` for only the ``svd_rank`` largest singular values."""
     diff_svd_method: SVDMethod
-    """Like ``zeroth_order_svd_method``, for the prefixes of velocity and acceleration. ``full`` is exact and faster."""
+    """Like ``zeroth_order_svd_method``, but for velocity and acceleration. ``full`` is exact and faster."""
     svd_rank: PositiveInt
     """Number of singular values that ``lowrank`` keeps, at least 1."""
     diff_calculator_method: Literal["optimized", "original"]

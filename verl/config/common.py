@@ -181,7 +181,7 @@ class OptimConfig(Group):
         self.require(self.lr_warmup_steps_ratio == 0 or steps == -1, "lr_warmup_steps_ratio", unused)
 
     def cut_to(self, total_steps: int) -> Self:
-        """Return these options with a warm-up that is no longer than the run."""
+        """Return these options with the warm-up limited to the length of the run."""
         return replace(self, lr_warmup_steps=min(self.lr_warmup_steps, total_steps))
 
     def warmup_steps(self, total_steps: int) -> int:
@@ -206,7 +206,7 @@ class MachineOptions(Group):
     """Number of machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
     """Seconds to wait for ``nnodes`` machines in an existing cluster, above 0; if any are still missing, the run fails
-    and names them. After a failure, the run waits for them again, and then equally long for ``min_nnodes``."""
+    and names them. After a failure, the run waits again for ``nnodes``, then for ``min_nnodes``."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
     training or validation batches of maximum length, and two copies of the weights if engines are separate, but at

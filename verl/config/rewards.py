@@ -90,8 +90,8 @@ class RewardScoreConfig(Group):
     verifiers; ``*`` matches all data sources that have no function of their own. Several functions can be added, with
     optional weights: ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None adds nothing. A function
     receives ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a
-    dict with ``score`` and optionally ``acc``. A response is correct if ``acc`` is above 0 or, without ``acc``, if the
-    score is. Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
+    dict with ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``)
+    is above 0. Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
     """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""

@@ -102,7 +102,7 @@ def take_tokens(states: Tensor, tokens: Tensor, dim: int = 0) -> Tensor:
 
 
 def padded_layout(batch: Batch) -> Layout:
-    """Pad prompts and responses to the longest of each, so that T = B (P + Q)."""
+    """Pad prompts to the longest prompt and responses to the longest response, so that T = B (P + Q)."""
     input_ids, attention_mask = batch.trimmed().rows()
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
     return Layout(inputs, attention_mask.flatten().nonzero().flatten())

@@ -72,7 +72,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
 _Having = Callable[[int], slice | Tensor]
 
 _Parts = Iterator[tuple[int, Tensor]]
-"""Pairs (k, singular values of the responses' prefixes of k rows). Responses without such a prefix are left out."""
+"""Pairs (k, singular values of the responses' prefixes of k rows). Responses without such a prefix are omitted."""
 
 
 def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:

@@ -85,7 +85,7 @@ class RewardModel(ValueModel):
     """Sequence classification model with one output, which is never trained.
 
     The reward model is loaded as a value model. As in sequence classification, the score of a conversation is the value
-    at its last token that is not the checkpoint's padding token.
+    at its last token other than the padding token.
     """
 
     def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:

@@ -383,7 +383,7 @@ def _check_clip_ranges(clip_low: float, clip_high: float, largest: float = 1.0) 
 def _clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and the clipped tokens."""
+    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) for r = exp(log_ratio), and a mask of clipped tokens."""
     _check_clip_ranges(clip_low, clip_high)
     ratio = _probability_ratio(log_ratio)
     plain = -ratio * advantages
