@@ -272,7 +272,7 @@ def to_host(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns. Raise ``TypeError`` unless each has one entry per response or per token."""
+    """Return the reducer's columns. Raise ``TypeError`` unless each column has one entry per response or token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

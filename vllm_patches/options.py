@@ -148,7 +148,7 @@ def _layers(raw: Any) -> tuple[int, ...]:
 
 
 def _load(option: str, path: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Load ``module:function`` and bind its keyword arguments. Raise ``ValueError`` if they do not fit."""
+    """Load ``module:function`` and bind its keyword arguments. Raise ``ValueError`` if it rejects them."""
     try:
         module, _, name = path.partition(":")
         loaded: Any = importlib.import_module(module)

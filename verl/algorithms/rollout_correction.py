@@ -19,7 +19,7 @@ from torch import Tensor
 from verl.algorithms.losses.per_token import MAX_LOG_RATIO
 
 Rule = tuple[str, float | None, float]
-"""A rule's name, lower bound or None, and upper bound. The name consists of a level (``token``, ``seq_sum``,
+"""Name, lower bound (or None) and upper bound of a rule. The name consists of a level (``token``, ``seq_sum``,
 ``seq_mean`` or ``seq_max``), an underscore, and ``k1``, ``k2`` or ``k3``. For k1, the bounds apply to the ratio
 p_rollout / p_trainer. For k2 and k3, the upper bound applies to the divergence in nats, and there is no lower bound."""
 

@@ -146,9 +146,9 @@ class ActorConfig(LearnerConfig):
     """Per-token estimator of the KL divergence if ``use_kl_loss=true``: ``kl`` or ``k1``, the log-ratio; ``abs``, its
     absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratios are clamped to [-20,
     20] and whose values are clamped to at most 10, where the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
-    value but uses the gradient of ``k2``, which is never clamped. On policy, it is the gradient of the divergence.
-    ``k1`` without ``+`` has a zero-mean gradient on policy and prints a warning. Any other value names a custom
-    estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
+    value but uses the gradient of ``k2``, which is never clamped and is the exact gradient on policy. ``k1`` without
+    ``+`` has a zero-mean gradient on policy and prints a warning. Any other value names a custom estimator,
+    ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``kl_loss_type``."""
     use_unbiased_kl: bool

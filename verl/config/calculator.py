@@ -37,7 +37,7 @@ class CalculatorConfig(Group):
     """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, others
     are decoder outputs. They are logged in this order as ``layer_1``, ``layer_2``, ...; Phi is averaged over them."""
     metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
-    """Metrics: 0: Response Entropy 1, 1: Effective Rank, 2: Traditional Rank, 3: Curvature, 4: Log Effective Rank."""
+    """Metrics by index, from 0: Response Entropy 1, Effective Rank, Traditional Rank, Curvature, Log Effective Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
     metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. Custom

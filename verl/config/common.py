@@ -206,7 +206,7 @@ class MachineOptions(Group):
     """Number of machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
     """Seconds to wait for ``nnodes`` machines in an existing cluster, above 0; if any are still missing, the run fails
-    and names them. After a failure, the run waits again for ``nnodes``, then for ``min_nnodes``."""
+    and names them. After a failure, the run waits this long for ``nnodes`` again, then for ``min_nnodes``."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
     training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
@@ -267,8 +267,8 @@ class RunConfig(MachineOptions):
     """Minimum number of machines to continue with if machines do not return after a failure, or null for ``nnodes``."""
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
-    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost. Workers that have
-    lost the driver exit after the same time. Environment variables set Ray's own timeout (docs/multinode.md)."""
+    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost. Workers exit if
+    they lose the driver for this long. Environment variables set Ray's own timeout (docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
     """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
     starting. At the limit, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 sets no limit."""

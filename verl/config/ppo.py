@@ -104,7 +104,7 @@ class PPOConfig(Group):
     def scores_in_update(self) -> bool:
         """Whether the first mini-batch can take the old log-probabilities from the forward pass of its own update.
 
-        It cannot if the learning signal needs them earlier, or if the update uses different rows or adapter dropout."""
+        The signal must not need them earlier, and the update must not use different rows or adapter dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward or self.teacher.in_advantage
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         differs = differs or self.rollout.multi_turn.agent.enabled

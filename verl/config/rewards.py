@@ -164,8 +164,8 @@ class RewardManagerConfig(Group):
     indicator_names: Annotated[list[str], NAMES_ONE]
     """Metrics that form Phi; the first one (the acceleration) is the guide if ``guidance_metric`` is null."""
     guidance_metric: str | None
-    """Guide metric, whose deviation determines beta. It need not be in ``indicator_names``. Null selects the first
-    indicator. The paper's later release always uses "Effective Rank diff 2"."""
+    """Guide metric, whose deviation determines beta. The guide need not be in ``indicator_names``. Null selects the
+    first indicator. The paper's later release always uses "Effective Rank diff 2"."""
     w_explore: list[float]
     """Weights of the indicators when exploring (beta = 1), in the order of ``indicator_names``."""
     w_exploit: list[float]

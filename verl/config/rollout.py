@@ -261,7 +261,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     """Tokens that end a response, in addition to the end tokens of the tokenizer and ``generation_config.json``."""
     stop: StopStrings
     """Strings that end a response, in training and validation. The policy is also trained on the tokens of the string,
-    but the scored text ends before it. A response that ends with one of them is not considered truncated."""
+    but the scored text ends before it. A response that ends with such a string is not truncated."""
     val_kwargs: SamplingConfig
     """Sampling options for validation."""
     multi_turn: MultiTurnConfig

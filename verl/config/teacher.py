@@ -26,7 +26,7 @@ NO_MODEL, POLICY = "none", "policy"
 class TeacherServerConfig(Group):
     """A teacher that runs on a separate server, because it is too large to share the policy's devices.
 
-    The server scores sampled tokens at temperature 1. The API key is read from the variable ``OPENAI_API_KEY``.
+    The server scores sampled tokens at temperature 1. The API key is ``OPENAI_API_KEY`` in the environment.
     """
 
     address: str | None
@@ -65,8 +65,8 @@ class TeacherConfig(Group):
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as text or
     messages, such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
-    ``siblings``, it receives the response, its verdict, and the prompt's other responses with their verdicts. It may
-    return None for no signal. Null uses the policy's prompts."""
+    ``siblings``, it receives the response, its verdict, and the prompt's other responses with their verdicts. The
+    function may return None to give no signal. Null uses the policy's prompts."""
     update_rate: Share
     """Weight of the current policy in the moving average that serves as the teacher if ``path=policy``, in (0, 1]."""
     update_freq: PositiveInt
