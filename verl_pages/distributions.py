@@ -33,7 +33,7 @@ Values = Mapping[str, npt.NDArray[np.float64]]
 
 
 def read_values(file: pq.ParquetFile) -> Values:
-    """Read a sample file's columns in ``FIGURES``, leaving out values that are not finite or too large."""
+    """Read a sample file's columns in ``FIGURES``, without values that are not finite or too large."""
     # Skip text columns, which could contain a text that is stored once and repeated a million times.
     numbers = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
     types = {field.name: field.type for field in file.schema_arrow}

@@ -1,8 +1,8 @@
 """Renders self-contained HTML pages from templates, scripts, styles and data.
 
-Text from models, datasets and options is untrusted. Pages with scripts contain it only as ASCII JSON without ``<``,
-``>`` and ``&``, or compressed in base64, and the scripts insert it into the document as text nodes. The template
-escapes all other text. The content security policy forbids all other scripts and all connections.
+Text from models, datasets and options is untrusted. Pages with scripts contain such text only as ASCII JSON without
+``<``, ``>`` and ``&``, or compressed in base64, and the scripts insert it as text nodes. The template escapes all other
+text. The content security policy forbids all other scripts and all connections.
 """
 
 import base64
@@ -20,7 +20,7 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Uncompressed size in bytes at which a chunk is full. The page decompresses a chunk when its content is opened."""
+"""Minimum uncompressed size in bytes of a full chunk. The page decompresses a chunk when its content is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
 """Scripts of pages with charts and the response browser."""

@@ -34,7 +34,7 @@ def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
     """Return a name for each run: the name of its experiment.
 
-    If names are the same, the options in which the runs differ are added or, failing that, the folder's name.
+    If names are the same, the options in which the runs differ are added, or the folder's name if that is not enough.
     """
     experiments = [(run.option("trainer.experiment_name") or "").strip() for run in runs]
     ways = [

@@ -151,7 +151,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
 
 
 def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the index of the samples, and their chunks, which are numbered from ``first``."""
+    """Return the index of the samples and their chunks. Chunks are numbered from ``first``."""
     figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
     packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {
@@ -268,7 +268,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
 
 
 def _shaping(run: RunFolder) -> str:
-    """Return a phrase that tells where a run applies rank shaping, or an empty string if the options are unknown."""
+    """Return a phrase that states where a run applies rank shaping, or an empty string if the options are unknown."""
     places = {"reward_manager.add_reward": "of rewards", "reward_manager.add_adv": "of advantages"}
     if not places.keys() <= run.options.keys():
         return ""

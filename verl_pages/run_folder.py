@@ -18,8 +18,7 @@ from verl.config.errors import ConfigError
 from verl.config.run_file import RUN_CONFIG, read_run_config
 
 METRICS, START, SUMMARY = "metrics.jsonl", "start.json", "summary.json"
-"""Files of a run: a JSON object per step; how, when and where the run was last started; and, written last, its
-results."""
+"""Files of a run: a JSON object per step; how, when and where the run was last started; and the final results."""
 
 SAMPLES = "samples"
 """Folder with a Parquet file of samples for each saved training step or validation."""

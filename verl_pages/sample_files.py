@@ -16,7 +16,7 @@ from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
-"""Maximum size in memory of a page's samples. If it is exceeded, the same prompts are omitted at all steps."""
+"""Maximum size in memory of a page's samples. Beyond this size, the same prompts are omitted at all steps."""
 
 MAX_FILES = 500
 """Maximum number of files to read per run and split, spread evenly over the steps."""
@@ -185,7 +185,7 @@ def shown_truth(text: str) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """Open a sample file, and check its size and that it has the columns in ``NEEDED``."""
+    """Open a sample file, and check its size and columns (``NEEDED``)."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
@@ -219,7 +219,7 @@ def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
 
 
 def _row(values: Row) -> Row:
-    """Convert a row of a file to a response on the page, dropping lists of the wrong length."""
+    """Convert a row of a file to a response on the page, and drop lists of the wrong length."""
     tokens, ends = values.get("tokens"), values.get("prefix_rows") or []
     if not tokens or None in tokens:
         tokens, ends = None, []

@@ -103,7 +103,7 @@ def pack_all(
     first: int,
     room: int,
 ) -> PackedSamples:
-    """Pack all ``prompts`` with the first of ``limits``, loosest first, with which they fit, or else with the last."""
+    """Pack all ``prompts`` with the loosest of ``limits`` that makes them fit, or with the tightest if none does."""
 
     def fits(choice: Limits) -> bool:
         return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)
@@ -202,7 +202,7 @@ def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any
 
 
 def _within(tokens: Sequence[str], limit: int) -> int:
-    """Return how many of the first tokens fit within ``limit`` characters."""
+    """Return the number of leading tokens that fit within ``limit`` characters."""
     for number, token in enumerate(tokens):
         limit -= len(token)
         if limit < 0:

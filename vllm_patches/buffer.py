@@ -1,8 +1,8 @@
 """Buffer of hidden-state rows, stored in the order of computation and looked up by owner and position.
 
-Each step appends its rows as one contiguous slice. A slice is cheap on a device. Alternatives such as a clone per step
-or a scatter to per-request locations cost a third of the decoding speed. Row owners are recorded on the host. Rows are
-stored in segments of fixed size, and a segment is freed when its last row is released.
+Each step appends its rows as one contiguous slice. Appending a slice is cheap on a device. Alternatives such as a clone
+per step or a scatter to per-request locations cost a third of the decoding speed. Row owners are recorded on the host.
+Rows are stored in segments of fixed size, and a segment is freed when its last row is released.
 """
 
 from collections.abc import Sequence

@@ -168,7 +168,7 @@ class HiddenStateCapture:
         self.buffer.clear()
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """Return how many requests, from the first, fit into ``GATHERED_BYTES`` together; at least 1."""
+        """Return the number of leading requests whose states fit into ``GATHERED_BYTES`` together, at least 1."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -213,7 +213,7 @@ class HiddenStateCapture:
     def _record_all(
         self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
     ) -> None:
-        """Store the rows to keep, of initial tokens and of sampling positions, in one slice."""
+        """Store the rows of initial tokens and sampling positions that are kept, in one slice."""
         # 1. Compute owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)
@@ -272,7 +272,7 @@ def to_host(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns. Raise ``TypeError`` if one has neither an entry per response nor per token."""
+    """Return the reducer's columns. Raise ``TypeError`` unless each column has one entry per response or token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

@@ -14,7 +14,7 @@ from vllm_patches.options import KEY
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
 STREAMS = "sampling_streams"
-"""Key in vLLM's ``additional_config``. If it is true, the engine draws from the random streams named by requests."""
+"""Key in vLLM's ``additional_config``. If true, the engine draws tokens from the random streams that requests name."""
 
 
 def is_supported(version: str) -> bool:

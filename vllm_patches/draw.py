@@ -1,6 +1,6 @@
 """Samples tokens by inverse transform sampling, with one uniform random number per token.
 
-Legend: B = rows, V = vocabulary size. The number of operations does not depend on B, and none waits for the device.
+Legend: B = rows, V = vocabulary size. The number of operations is independent of B, and none waits for the device.
 """
 
 import torch
@@ -38,7 +38,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Find the entry at which each row's cumulative sum [B, N] exceeds ``uniforms`` times the row's total.
 
-    Return the entry's index, whose weight is positive, and a number in [0, 1] that is uniform if ``uniforms`` is.
+    Return the index of the entry, whose weight is positive, and a number in [0, 1], uniform if ``uniforms`` is.
     """
     cumulative = weights.cumsum(dim=-1)
     # Due to rounding, the sum may differ from the total at the last positive weight, and change at a weight of 0.

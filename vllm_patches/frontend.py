@@ -1,4 +1,4 @@
-"""User-facing side of an engine, which attaches hidden states to finished outputs.
+"""Attaches hidden states to the finished outputs of an engine, in the user's process.
 
 Every request has a :class:`StateHandle`, which is passed to its final output, whether the request ends at a limit, at a
 stop string or by an abort. Before that output reaches the user, the states are collected through vLLM's own
@@ -252,7 +252,7 @@ def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -
 
 
 def _add_request(original: Callable[..., None], self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Attach a handle to every new request. Relies on ``request_states`` being keyed by internal request ids."""
+    """Attach a handle to every new request. This relies on ``request_states`` being keyed by internal request ids."""
     collector = getattr(self, "state_collector", None)
     if collector is not None and getattr(request, "resumable", False):
         raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
@@ -267,7 +267,7 @@ def _add_request(original: Callable[..., None], self: Any, request: Any, *args: 
 def _new_completion_output(
     original: Callable[..., Any], self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Pass the handle to a request's final output. Relies on the detokenizer counting the tokens so far."""
+    """Pass the handle to a request's final output. This relies on the detokenizer counting the tokens so far."""
     output = original(self, token_ids, finish_reason, *args, **kwargs)
     handle = getattr(self, "hidden_states_handle", None)
     if handle is not None and finish_reason is not None:

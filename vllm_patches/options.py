@@ -35,7 +35,7 @@ class CaptureOptions:
     dtype: str = "auto"
     """Dtype in which states are stored and returned. ``auto`` is the model's dtype."""
     device: str = "cpu"
-    """Location of results: ``cpu``, or ``device`` for the engine's device if the engine is in this process."""
+    """Device of the results: ``cpu``, or ``device`` for the engine's device if the engine is in this process."""
     max_bytes: int = 1 << 30
     """Maximum size of each worker's device buffer in bytes. When it is full, the oldest rows move to host memory."""
     ranks: str = "all"
@@ -148,7 +148,7 @@ def _layers(raw: Any) -> tuple[int, ...]:
 
 
 def _load(option: str, path: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Load ``module:function`` and bind its keyword arguments. Raise ``ValueError`` if it does not accept them."""
+    """Load ``module:function`` and bind its keyword arguments. Raise ``ValueError`` if it rejects them."""
     try:
         module, _, name = path.partition(":")
         loaded: Any = importlib.import_module(module)

@@ -53,9 +53,9 @@ def read_step(runner: Any, layers: LayerSelection, is_v2: bool) -> Step:
 
 
 def _read_v1(runner: Any, layers: LayerSelection) -> Step:
-    """Read ``v1/worker/gpu_model_runner.py`` and the CPU runner, which derives from it.
+    """Read the step of ``v1/worker/gpu_model_runner.py``, or of the CPU runner, which is derived from it.
 
-    Relies on ``input_batch`` and the buffers filled by ``_prepare_inputs`` not changing before the next step.
+    This relies on ``input_batch`` and the buffers filled by ``_prepare_inputs`` not changing before the next step.
     """
     state, batch = runner.execute_model_state, runner.input_batch
     count = batch.num_reqs
@@ -72,7 +72,7 @@ def _read_v1(runner: Any, layers: LayerSelection) -> Step:
 
 
 def _read_v2(runner: Any, layers: LayerSelection) -> Step:
-    """Read ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
+    """Read the step of ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
 
     A sampled token is kept only if the step completes all known tokens (``prefill_len_np``): the prompt and, after a
     preemption, the response so far.

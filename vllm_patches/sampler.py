@@ -113,7 +113,7 @@ class _Step:
 class StreamSampler:
     """Sampler for the first model runner, ``v1/worker/gpu_model_runner.py``, and its subclasses.
 
-    Relies on ``_sample`` calling the sampler once with one row per request of ``input_batch``, in order.
+    This relies on ``_sample`` calling the sampler once, with one row per request of ``input_batch`` in order.
     ``input_batch`` must describe the step whose tokens are sampled.
     """
 

@@ -1,4 +1,4 @@
-"""Worker side of an engine, which records hidden states and returns them on request.
+"""Records hidden states in an engine's workers and returns them on request.
 
 After vLLM's worker has loaded its model, the states of every ``execute_model`` call of its runner are recorded.
 ``take_hidden_states`` returns them, and ``hidden_states_memory`` reports their memory use. Both methods are called
@@ -28,7 +28,7 @@ from vllm_patches.sampler import asks_for_streams, attach_streams
 logger = logging.getLogger(__name__)
 
 NORM_IN_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM", "KimiK3ForConditionalGeneration"}
-"""Models for which vLLM applies the final norm in the output head, so that the runner does not see its output."""
+"""Models for which vLLM applies the final norm in the output head, so the runner does not see the result."""
 
 SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
 """Models for which vLLM scales the state after the final norm before returning it to the runner."""
@@ -115,8 +115,8 @@ def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Ca
 def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     """Make a runner record its steps, and return the capture, or None if another tensor-parallel rank keeps the states.
 
-    Relies on the lists of new and finished requests in the scheduler's output. With some runners, requests that resume
-    after a preemption are listed as new.
+    This relies on the lists of new and finished requests in the scheduler's output. With some runners, requests that
+    resume after a preemption are listed as new.
 
     Raises:
         RuntimeError: If this version of vLLM lacks an attribute that the capture relies on.
@@ -177,7 +177,7 @@ def _check_last_state(runner: Any) -> None:
 def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
     """Use the EAGLE-3 interface to make the model return the inputs of ``layers`` in addition to its result.
 
-    Relies on the runner unpacking the pair if ``use_aux_hidden_state_outputs`` is set. Nothing may be compiled yet.
+    The runner must unpack the pair if ``use_aux_hidden_state_outputs`` is set. The model must not be compiled yet.
     """
     model = runner.get_model()
     supported: bool = supports_eagle3(model)  # a variable, so that its type guard does not narrow the model to a class

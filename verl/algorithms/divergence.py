@@ -28,8 +28,8 @@ def forward_kl(student: Tensor, teacher: Tensor, beta: float) -> Terms:
 def jensen_shannon(student: Tensor, teacher: Tensor, beta: float) -> Terms:
     """Return the terms of the generalised Jensen-Shannon divergence (Agarwal et al. 2024, arXiv 2306.13649).
 
-    With m = beta q + (1 - beta) p, it is beta KL(q || m) + (1 - beta) KL(p || m), where 0 < beta < 1. Divided by beta,
-    it converges to the forward KL as beta approaches 0; divided by 1 - beta, to the reverse KL as beta approaches 1.
+    With m = beta q + (1 - beta) p and 0 < beta < 1, the divergence is beta KL(q || m) + (1 - beta) KL(p || m). Divided
+    by beta, it converges to the forward KL for beta -> 0; divided by 1 - beta, to the reverse KL for beta -> 1.
     """
     x = student - teacher
     shrunk, below = torch.expm1(-x.abs()), x <= 0

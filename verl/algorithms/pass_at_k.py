@@ -16,8 +16,8 @@ from torch import Tensor
 def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
     """Return the probability that at least one of k samples is correct, 1 - C(n-c, k) / C(n, k), for each problem.
 
-    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples. It
-    is computed as a product of k factors between 0 and 1 rather than from binomial coefficients.
+    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples.
+    The probability is computed as a product of k factors between 0 and 1 rather than from binomial coefficients.
 
     Args:
         num_samples: number of samples n ``[P]``, which may differ between problems.

@@ -19,9 +19,9 @@ from torch import Tensor
 from verl.algorithms.losses.per_token import MAX_LOG_RATIO
 
 Rule = tuple[str, float | None, float]
-"""Name, lower bound or None, and upper bound. The name consists of a level (``token``, ``seq_sum``, ``seq_mean`` or
-``seq_max``), an underscore, and ``k1``, ``k2`` or ``k3``. For k1, the bounds apply to the ratio p_rollout / p_trainer.
-For k2 and k3, the upper bound applies to the divergence in nats, and there is no lower bound."""
+"""Name, lower bound (or None) and upper bound of a rule. The name consists of a level (``token``, ``seq_sum``,
+``seq_mean`` or ``seq_max``), an underscore, and ``k1``, ``k2`` or ``k3``. For k1, the bounds apply to the ratio
+p_rollout / p_trainer. For k2 and k3, the upper bound applies to the divergence in nats, and there is no lower bound."""
 
 
 def rejection_mask(
@@ -148,7 +148,7 @@ def rollout_weights(
 def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
     """Return factors ``[B, R]`` for the per-token losses of ``policy_loss``.
 
-    They are equal to ``weights``, except for ``gmpo``, which has one ratio per response: its factors are the geometric
+    The factors equal ``weights``, except for ``gmpo``, which has one ratio per response. Its factors are the geometric
     mean of the weights over the response, as in veRL.
     """
     if policy_loss != "gmpo":
@@ -163,7 +163,7 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float, floor: float = 0.0
 ) -> float:
-    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``; 1 if it is near 0.
+    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``, or 1 if near 0.
 
     Policy losses are proportional to the advantages, so dividing the advantages by the mean normalizes the weights.
     """

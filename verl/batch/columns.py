@@ -43,7 +43,7 @@ class Columns:
     """[B] bool, whether the response was truncated at its maximum length."""
     mean_states: PerEpisode
     """[B, L, D] float32, mean hidden state of each response, from the engine or, with ``calculator.source=actor``, from
-    the policy; not filled if no states are captured. Rank metrics are filled at the same time. ``"rank/<name>"``
+    the policy; not filled if no states are captured. Rank metrics are filled in the same stage. ``"rank/<name>"``
     (``rank_metrics``) is [B, L] float64, with layers in capture order. With ``calculator.keep_prefixes``,
     ``"prefix/<name>"`` (``prefix_metrics``) is [M, L] float32, the metric of the prefix up to each token or NaN."""
     group: PerEpisode

@@ -28,7 +28,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, column: Any, lengths: Any) -> "Packed":
-        """Compress a column with ``lengths [B]`` entries per episode, or one entry each if ``lengths`` is None."""
+        """Compress a column with ``lengths [B]`` entries per episode, or one per episode if ``lengths`` is None."""
         if not isinstance(column, Tensor) or column.dtype == torch.bfloat16:  # numpy has no bfloat16
             return cls(column)
         values = column.detach().cpu().contiguous().numpy()

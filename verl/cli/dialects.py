@@ -1,7 +1,7 @@
 """Determines whether a command uses veRL's options, the options of the paper's release, or only ours.
 
-A command with an option that only veRL or only the release has is treated as a command for veRL or the release: missing
-options default to ``preset=verl`` or ``preset=paper``. It can also contain our own options.
+A command with an option that exists only in veRL uses ``preset=verl`` by default; a command with an option that exists
+only in the release uses ``preset=paper``. Such a command can also contain our own options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def trl_groups() -> list[dict[str, Any]]:
 
 
 def trl_option(text: str) -> tuple[str, str]:
-    """Split a row of TRL's table into our option, which is empty if it has no single equivalent, and a remark."""
+    """Split a row of TRL's table into our option (empty if there is no single equivalent) and a remark."""
     option, _, remark = text.partition("; ")
     return (option, remark) if option in SCHEMA else ("", text)
 
@@ -133,7 +133,7 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 
 
 def with_verl_file(line: CommandLine) -> CommandLine:
-    """Prepend the values in the command's configuration file to its overrides, except for veRL's own files.
+    """Prepend the values in the command's configuration file to its overrides, unless it is one of veRL's files.
 
     Raises ``FlagError`` if the file is missing, unreadable or not based on veRL's configuration.
     """

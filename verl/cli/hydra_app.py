@@ -24,8 +24,8 @@ def run_hydra(
 ) -> None:
     """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
 
-    With ``--multirun``, Hydra does this for every job, whose folder becomes the run's folder. A run folder given on the
-    command line becomes the folder of the sweep. At the end, the command that reports all runs on one page is printed.
+    With ``--multirun``, Hydra does this for every job, with the job's folder as the run's folder. A run folder on the
+    command line becomes the sweep's folder. At the end, the command that reports all runs on one page is printed.
 
     Raises ``SystemExit`` with a message if the overrides cannot be composed or the config is invalid.
     """
@@ -68,10 +68,10 @@ def run_hydra(
 
 
 def _folder_of_sweep(word: str) -> str:
-    """Turn an override of the run's folder into one of the sweep's folder, in which each job has its own subfolder.
+    """Replace an override of the run's folder by one of the sweep's folder, which has a subfolder for each job.
 
-    Otherwise, all jobs would share one folder, and the second job would resume the first. Folders that contain ``$`` or
-    ``,`` and all other arguments are returned unchanged.
+    Otherwise, all jobs would share one folder, and the second job would resume the first. All other arguments, and
+    folders that contain ``$`` or ``,``, are returned unchanged.
     """
     option, _, value = word.partition("=")
     return f"hydra.sweep.dir={value}" if option.lstrip("+") == RUN_FOLDER and not {*"$,"} & {*value} else word

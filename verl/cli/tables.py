@@ -1,7 +1,7 @@
 """Reads the YAML tables that translate options of other command lines to ours.
 
 A file contains a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to our options
-that start with a dot. In all texts, ``$theirs`` and ``$ours`` are replaced by these two prefixes. A row is either the
+that start with a dot. In all strings, ``$theirs`` and ``$ours`` are replaced by these two prefixes. A row is either the
 name of our option or a mapping with these keys:
 
 - ``to``: our option, or several, to set to the value; ``as``: its conversion, one of ``CONVERSIONS``

@@ -191,7 +191,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """Add ``preset=foreign`` to ``overrides`` if they select a model that is not embedded, and no preset.
+    """Add ``preset=foreign`` to ``overrides`` if they select no preset and a model that is not embedded.
 
     Raises ``FlagError`` if a sweep contains both the embedded model and other models.
     """

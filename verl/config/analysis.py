@@ -33,7 +33,7 @@ class AnalysisOptions(Group):
     mode: Literal["allin", "exploit", "explore"]
     """Tables to write: ``exploit`` (one row per response), ``explore`` (one row per prompt) or ``allin`` (both)."""
     prompt_files: list[str]
-    """Prompt files in veRL's layout (docs/data.md). Each is analysed like a benchmark named after the file, and every
+    """Prompt files in veRL's layout (docs/data.md). Each file is analysed like a benchmark of the same name, and every
     prompt must be a single user turn."""
     layer: int
     """Layer whose metrics keep the release's names without a prefix, and whose hidden states are compared between

@@ -15,7 +15,7 @@ SVDMethod = Literal["full", "lowrank"]
 
 
 def name_of(metric: str) -> str:
-    """Return the name of a metric, which for an import path is the name of the function."""
+    """Return the name of a metric, or the function's name if ``metric`` is an import path."""
     return metric.rpartition(":")[2].rpartition(".")[2] if ":" in metric else metric
 
 
@@ -28,27 +28,27 @@ class CalculatorConfig(Group):
     source: Literal["rollout", "actor"]
     """Source of the hidden states: ``rollout`` is the engine during sampling; ``actor`` is the forward pass that
     computes the policy's log-probabilities, for engines that cannot return hidden states. With ``actor``, validation
-    needs this pass in addition. Evaluations support only ``rollout``."""
+    requires an additional forward pass. Evaluations support only ``rollout``."""
     compare_versions: bool
     """With ``source=rollout``, also measure responses sampled by older weights (``async_training``) under the policy
-    that learns from them, and log by lag how much effective rank, velocity and acceleration differ between the policy
-    and the engine (docs/metrics.md). Does not affect learning. Costs the same extra pass as ``source=actor``."""
+    that learns from them. Differences in effective rank, velocity and acceleration are logged by lag (docs/metrics.md);
+    learning is not affected. This requires the same extra forward pass as ``source=actor``."""
     layers: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, others
-    are decoder layers' outputs. Logged in this order as ``layer_1``, ``layer_2``, ...; Phi is averaged over them."""
+    are decoder outputs. They are logged in this order as ``layer_1``, ``layer_2``, ...; Phi is averaged over them."""
     metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
-    """Metrics: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective Rank."""
+    """Metrics by index, from 0: Response Entropy 1, Effective Rank, Traditional Rank, Curvature, Log Effective Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
-    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. They
-    require decomposing every prefix, which is slower than computing any built-in metric except 2. The analysis computes
+    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. Custom
+    metrics require decomposing every prefix, which is slower than any built-in metric except 2. The analysis computes
     them only for whole responses."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
     """Token metrics for ``reward_manager`` and the log, in nats, identical in every layer and without velocity:
     ``avg_log_probs``, the mean log-probability of the response's tokens under the policy; ``avg_response_entropy``, the
     entropy of the token frequencies within the response; ``avg_logits_entropy``, the mean entropy of the distributions
     from which its tokens were sampled. ``module:function`` or ``file.py:function`` adds a metric named after the custom
-    function (docs/extending.md). Must be empty in an evaluation."""
+    function (docs/extending.md). The list must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: PositiveInt
@@ -71,7 +71,7 @@ class CalculatorConfig(Group):
     zeroth_order_svd_method: SVDMethod
     """Spectrum of the whole response: ``full``, or ``lowrank`` for only the ``svd_rank`` largest singular values."""
     diff_svd_method: SVDMethod
-    """Like ``zeroth_order_svd_method``, for the prefixes of velocity and acceleration. ``full`` is exact and faster."""
+    """Like ``zeroth_order_svd_method``, but for velocity and acceleration. ``full`` is exact and faster."""
     svd_rank: PositiveInt
     """Number of singular values that ``lowrank`` keeps, at least 1."""
     diff_calculator_method: Literal["optimized", "original"]
@@ -94,15 +94,15 @@ class CalculatorConfig(Group):
     global_diff_stride_val: PositiveInt
     """Like ``global_diff_stride_train``, for validation."""
     shuffle_within_groups: bool
-    """In training, give each response the rank metrics, token metrics and mean state of a random response to the same
-    prompt before they are used or logged, as a control experiment for methods that use hidden states. On average, one
-    of n responses keeps its own values. The permutation depends on ``seed`` and the step. Prefix and turn metrics are
-    not shuffled."""
+    """In training, randomly permute the rank metrics, token metrics and mean states of the responses to each prompt
+    before they are used or logged. This is a control experiment for methods that use hidden states. On average, one of
+    the n responses to a prompt keeps its own values. The permutation depends on ``seed`` and the step. Prefix and turn
+    metrics are not shuffled."""
     keep_prefixes: bool
     """Also return the metrics of each prefix, which ``trainer.samples.tokens`` stores; unused in an evaluation."""
 
     def measured_by(self, source: str) -> bool:
-        """Return whether ``source``, either ``rollout`` or ``actor``, measures rank metrics."""
+        """Return whether rank metrics are measured by ``source``, either ``rollout`` or ``actor``."""
         return self.enable and (self.source == source or (self.compare_versions and source == "actor"))
 
     def check(self) -> None:

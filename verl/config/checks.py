@@ -54,7 +54,7 @@ def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, A
 
 
 Check = Callable[[str, Any], None]
-"""Function in a field's annotation that takes the field's name and value and raises ``ConfigError`` if invalid."""
+"""Function in a field's annotation that raises ``ConfigError`` if the field with this name has an invalid value."""
 
 
 def rule(holds: Callable[[Any], bool], fix: str) -> Check:

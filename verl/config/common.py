@@ -67,13 +67,13 @@ class FSDPConfig(Group):
     """Sharding of a model's weights and optimizer over workers, and their offloading to host memory."""
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
-    """Number of consecutive ranks that share one copy of the model (hybrid sharding). Must divide the number of
-    workers. -1 shares one copy among all workers. Null selects -1, except for models of at most 50 million parameters:
-    every worker has a copy, because gathering these models takes longer than computing."""
+    """Number of consecutive ranks that share one copy of the model (hybrid sharding). It must divide the number of
+    workers. -1 shares one copy among all workers. Null selects -1, or one copy per worker for models of at most 50
+    million parameters, because gathering their weights takes longer than the computation."""
     param_offload: bool
-    """Keep parameters in pinned host memory while no phase uses them. Does not save memory on a CPU."""
+    """Keep parameters in pinned host memory while no phase uses them. This saves no memory on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer state in host memory except during the optimizer step. Does not save memory on a CPU."""
+    """Keep the optimizer state in host memory except during the optimizer step. This saves no memory on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
         """Return the number of workers that share one copy of a large model in a run with ``workers`` workers."""
@@ -105,20 +105,20 @@ class ModelConfig(Group):
     """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
     share_prompts: bool
     """Process each distinct prompt in a micro-batch only once for all of its responses. Does not change the results.
-    Applies to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among
-    workers; the critic and the reward model always process whole rows."""
+    This applies to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among
+    workers. The critic and the reward model always process whole rows."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and ``liger-kernel``."""
     ulysses_sequence_parallel_size: PositiveInt
-    """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). Must divide the
+    """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). It must divide the
     number of workers and the number of attention heads. Values above 1 need ``use_remove_padding``."""
     logits_chunk_size: NotNegativeInt
     """Number of tokens per worker whose logits are held in memory at once; log-probabilities and entropies are computed
     in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter to continue training from, saved by ``peft`` as safetensors, or null. Its rank, scale
-    and layers override ``lora``. The reference policy is the model without the adapter. Applies only to the policy."""
+    """Folder of a LoRA adapter from which the policy continues training, saved by ``peft`` as safetensors, or null. The
+    adapter's rank, scale and layers override ``lora``. The reference policy is the model without the adapter."""
     fsdp: FSDPConfig
 
     @property
@@ -181,7 +181,7 @@ class OptimConfig(Group):
         self.require(self.lr_warmup_steps_ratio == 0 or steps == -1, "lr_warmup_steps_ratio", unused)
 
     def cut_to(self, total_steps: int) -> Self:
-        """Return these options with a warm-up that is no longer than the run."""
+        """Return these options with the warm-up limited to the length of the run."""
         return replace(self, lr_warmup_steps=min(self.lr_warmup_steps, total_steps))
 
     def warmup_steps(self, total_steps: int) -> int:
@@ -206,15 +206,15 @@ class MachineOptions(Group):
     """Number of machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
     """Seconds to wait for ``nnodes`` machines in an existing cluster, above 0; if any are still missing, the run fails
-    and names them. After a failure, the run waits this long again, and then as long for ``min_nnodes`` machines."""
+    and names them. After a failure, the run waits this long for ``nnodes`` again, then for ``min_nnodes``."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
     training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
     least 256 MiB and at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
     """Names of environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*,
-    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. Their values are taken from the environment
-    of the command and never written to disk."""
+    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. The values are taken from the command's
+    environment and never written to disk."""
 
     def check(self) -> None:
         fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
@@ -231,7 +231,7 @@ class RunConfig(MachineOptions):
     default_local_dir: str
     """Folder for all output of the run. ``resume_mode`` determines whether a run in this folder is resumed."""
     n_gpus_per_node: WorkersPerMachine
-    """Number of workers per machine: one per GPU, or this many CPU processes."""
+    """Number of workers per machine; each worker uses one GPU or, without GPUs, is a CPU process."""
     total_epochs: PositiveInt
     """Number of passes over the training data. An incomplete last batch is dropped."""
     total_training_steps: NotNegativeInt
@@ -242,7 +242,7 @@ class RunConfig(MachineOptions):
     """Save a checkpoint every N steps and after the last step; 0 saves only after the last step, -1 never."""
     report_freq: Frequency
     """Write the run's report, ``report.html`` (docs/report.md), every N steps and at the end of the run; 0 writes it
-    only at the end, -1 never. A separate process writes the report, so it does not delay training."""
+    only at the end, -1 never. A separate process writes the report, so training is not delayed."""
     resume_mode: Literal["auto", "disable", "path"]
     """``auto`` resumes from the latest complete checkpoint in ``default_local_dir``, if there is one. ``disable``
     requires a new or empty folder. ``path`` resumes from ``resume_from_path``, or from a later checkpoint that an
@@ -250,8 +250,8 @@ class RunConfig(MachineOptions):
     resume_from_path: str | None
     """Checkpoint folder, ``.../global_step_N``, of this or another run; used with ``resume_mode=path``."""
     resume_changed: Literal["refuse", "warn"]
-    """Whether to resume if the training data, the tokenizer, verifiers, reward functions, environments or tools have
-    changed since the checkpoint was written: ``refuse`` ends the run and names them, ``warn`` continues."""
+    """Action on resuming if the training data, tokenizer, verifiers, reward functions, environments or tools have
+    changed since the checkpoint was written: ``refuse`` ends the run and lists the changes; ``warn`` continues."""
     max_ckpt_to_keep: NotNegativeInt
     """Number of recent checkpoints to keep in addition to the best checkpoint; older checkpoints are removed once a new
     checkpoint is complete. 0 keeps all checkpoints."""
@@ -267,21 +267,21 @@ class RunConfig(MachineOptions):
     """Minimum number of machines to continue with if machines do not return after a failure, or null for ``nnodes``."""
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
-    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost, and after which
-    workers that have lost the driver exit. Environment variables set Ray's own timeout (docs/multinode.md)."""
+    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost. Workers exit if
+    they lose the driver for this long. Environment variables set Ray's own timeout (docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
     """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
-    starting. At the limit, all workers' Python stacks are written to ``logs/`` and the attempt ends. 0 disables it."""
+    starting. At the limit, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 sets no limit."""
     nccl_timeout_s: Seconds
-    """Timeout of collective operations in seconds; must exceed the time that worker 0 takes to read the model."""
+    """Timeout of collective operations in seconds, which must exceed the time that worker 0 takes to read the model."""
     preemption_grace_s: SecondsOrZero
     """Time limit in seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with
     code 75. A step that takes longer is abandoned, and the latest checkpoint remains; 0 sets no limit."""
     profile_steps: list[Step]
     """Steps in which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
-    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks it
-    up by the GPU's name; for unknown GPUs, no utilisation is logged."""
+    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks up
+    the speed by the GPU's name; no utilisation is logged for unknown GPUs."""
 
     def saves_in_background(self, device_type: str) -> bool:
         """Return whether training continues while a checkpoint is written."""

@@ -66,7 +66,7 @@ class GeneratedSet(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Seed of the last problem plus 1."""
+        """Exclusive upper bound of the problems' seeds."""
         return self.seed + self.size
 
 
@@ -113,7 +113,7 @@ class CustomDatasetConfig(Group):
 class SamplerConfig(Group):
     """A custom class that orders the training prompts, such as a curriculum; docs/data.md describes its interface.
 
-    If ``async_training.max_staleness`` is above 0, it receives a step's results after later prompts have been drawn."""
+    If ``async_training.max_staleness`` is above 0, prompts for later steps are drawn before a step's results arrive."""
 
     class_path: str | None
     """File or module of the class, or null for a random order (file order with ``data.shuffle=false``)."""
@@ -159,7 +159,7 @@ class DataConfig(Group):
     unchanged; other keys of ``verl.data.templates.TEMPLATES`` insert the text as the question. All formats except
     ``chat`` require text or a single user message. Responses end at the template's stop tokens and strings."""
     apply_chat_template_kwargs: ChatArguments
-    """Arguments of the tokenizer's chat template, e.g. ``+data.apply_chat_template_kwargs.enable_thinking=false``."""
+    """Arguments of the chat template, such as ``+data.apply_chat_template_kwargs.enable_thinking=false``."""
     train_batch_size: PositiveInt
     """Number of prompts per training step over all workers."""
     gen_batch_size: PositiveInt | None
@@ -201,7 +201,7 @@ class DataConfig(Group):
 
     @property
     def order(self) -> str:
-        """The ``option=value`` that determines the prompt order, or an empty string if ``shuffle`` does."""
+        """The ``option=value`` that determines the prompt order, or an empty string if ``shuffle`` determines it."""
         order = f"data.train_weights={self.train_weights}" if self.train_weights else ""
         if self.sampler.class_name is not None:
             order = f"data.sampler.class_name={self.sampler.class_name}"

@@ -49,7 +49,7 @@ class TargetConfig(Group):
     base: str | None
     """Initial model, evaluated as step 0, or null for the model named in the run's ``config.yaml``."""
     steps: Annotated[list[CheckpointStep], NAMES_ONE]
-    """Steps to evaluate: 0 is the base model, -1 the newest checkpoint. Ignored for a standalone model (step 0)."""
+    """Steps to evaluate: 0 is the base model, -1 the newest checkpoint; unused for a standalone model (step 0)."""
     template: str | None
     """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` selects the model's own chat template. Null
     selects the template that the run was trained with, or ``qwen-boxed`` for a standalone model."""
@@ -164,7 +164,7 @@ class RerankingConfig(ReadingModelConfig):
     """Maximum number of question and response tokens; longer inputs lose their first tokens."""
 
     def held(self, on_cpu: bool) -> RewardModelConfig:
-        """Return the worker-side configuration of the reward model."""
+        """Return the configuration of the reward model for the workers."""
         assert self.path is not None, "there is a reward model"
         model = self.model_config(self.path, self.trust_remote_code, on_cpu)
         sizes = {"micro_batch_size_per_gpu": self.micro_batch_size, "max_length": self.max_length}

@@ -86,7 +86,7 @@ def _print_fitted(values: Any) -> None:
 
 
 def is_embedded(model_path: str) -> bool:
-    """Return whether the path is one of the tiny models of the embedded tasks."""
+    """Return whether the path is that of a tiny model for the embedded tasks."""
     return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
 
 
@@ -135,7 +135,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _without_inherited(lines: list[str], tree: DictConfig) -> list[str]:
-    """Drop mistakes of options that refer to another option with a mistake, such as ``${model.path}``."""
+    """Drop mistakes in options whose values refer to another invalid option, as in ``${model.path}``."""
     options = [re.split("[=:]", line, maxsplit=1)[0] for line in lines]
     raw, wrong = OmegaConf.to_container(tree, resolve=False), {*options}
 
@@ -269,7 +269,7 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
 
 
 def explain(error: HydraException, schema: type) -> str:
-    """Return Hydra's error in one line, which suggests the nearest known key if a key is unknown."""
+    """Return Hydra's error as one line; if a key is unknown, the line suggests the nearest known key."""
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:

@@ -1,4 +1,4 @@
-"""Handles options that were renamed since earlier releases, and are still accepted, or that were removed."""
+"""Translates options that were renamed since earlier releases, and explains options that were removed."""
 
 import re
 import sys

@@ -12,7 +12,7 @@ _CHECKPOINT = re.compile(r"global_step_(\d+)")
 
 
 def _shipped(path: str) -> Path | None:
-    """Return the shipped path of ``data/...``, or None for other paths and in the folder of shipped files itself."""
+    """Return the shipped path of ``data/...``; None for other paths, or if the working directory is ``SHIPPED``."""
     return SHIPPED / path if Path(path).parts[:1] == ("data",) and Path.cwd() != SHIPPED else None
 
 

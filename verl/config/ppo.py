@@ -27,13 +27,13 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep the reference policy's parameters in host memory while unused. Does not save memory on a CPU. With LoRA, it
-    has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
+    """Keep the reference policy's parameters in host memory while unused. This saves no memory on a CPU. With LoRA, the
+    reference policy has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
 
 
 @dataclass(frozen=True)
 class CriticConfig(LearnerConfig):
-    """The critic and its learning options; it is loaded only for ``algorithm.adv_estimator=gae``."""
+    """The critic and its learning options; the critic is loaded only for ``algorithm.adv_estimator=gae``."""
 
     model: ModelConfig
     """A model with the policy's tokenizer: either a causal language model, whose output head is replaced by a value
@@ -104,7 +104,7 @@ class PPOConfig(Group):
     def scores_in_update(self) -> bool:
         """Whether the first mini-batch can take the old log-probabilities from the forward pass of its own update.
 
-        False if the learning signal needs them earlier, or if the update uses different rows or adapter dropout."""
+        The signal must not need them earlier, and the update must not use different rows or adapter dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward or self.teacher.in_advantage
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         differs = differs or self.rollout.multi_turn.agent.enabled
@@ -160,7 +160,7 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """Maximum number of steps to carry a group over; sampling ahead uses one step of ``max_staleness``."""
+        """Maximum number of steps to carry a group over; sampling ahead uses up one step of ``max_staleness``."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property
@@ -292,7 +292,7 @@ class PPOConfig(Group):
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
     def _check_agents(self) -> None:
-        """Check that sessions need only one advantage, which their histories share, and are not carried over."""
+        """Check the options for agents' sessions, whose histories share one advantage and are not carried over."""
         turns = self.rollout.multi_turn
         if not (turns.enable and turns.agent.enabled):
             return

@@ -42,8 +42,8 @@ class AsyncFunctionsConfig(Group):
     timeout_s: Seconds
     """Time limit per call in seconds."""
     max_retries: NotNegativeInt
-    """Number of times to retry a call that fails or times out, after a pause that doubles each time. If all retries
-    fail, ``on_function_error`` applies."""
+    """Maximum number of retries if a call fails or times out. The pause before a retry doubles each time. If all
+    retries fail, ``on_function_error`` applies."""
     cache: bool
     """Cache results in the run's folder, so that resumed runs and identical responses do not repeat calls."""
 
@@ -86,12 +86,12 @@ class RewardScoreConfig(Group):
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
     """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; on
-    the command line, quote each entry: ``["my_set=my_rewards:score"]``. They take precedence over the verifiers; ``*``
-    matches all data sources that have no function of their own. Several functions can be added, with optional weights:
-    ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None adds nothing. A function receives
-    ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
-    ``score`` and optionally ``acc``. A response is correct if ``acc`` is above 0 or, without ``acc``, if the score is.
-    Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
+    the command line, quote each entry: ``["my_set=my_rewards:score"]``. Custom functions take precedence over the
+    verifiers; ``*`` matches all data sources that have no function of their own. Several functions can be added, with
+    optional weights: ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None adds nothing. A function
+    receives ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a
+    dict with ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``)
+    is above 0. Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
     """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
@@ -159,12 +159,12 @@ class RewardManagerConfig(Group):
     without ``add_reward``, because Phi stays 0 and the baselines are not updated."""
     baseline_start: Literal["first_batch", "zero"]
     """Initialisation of the baselines. ``first_batch`` uses the first batch, and later batches update them. With
-    ``zero``, as in the paper's release, the baselines and the score average start at 0, and each step updates the
-    baselines towards the previous step's batch after computing its own signal."""
+    ``zero``, as in the paper's release, the baselines and the score average start at 0. Each step first computes its
+    signal and then moves the baselines towards the batch of the previous step."""
     indicator_names: Annotated[list[str], NAMES_ONE]
     """Metrics that form Phi; the first one (the acceleration) is the guide if ``guidance_metric`` is null."""
     guidance_metric: str | None
-    """Guide metric, whose deviation determines beta and which need not be in ``indicator_names``. Null selects the
+    """Guide metric, whose deviation determines beta. The guide need not be in ``indicator_names``. Null selects the
     first indicator. The paper's later release always uses "Effective Rank diff 2"."""
     w_explore: list[float]
     """Weights of the indicators when exploring (beta = 1), in the order of ``indicator_names``."""

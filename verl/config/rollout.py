@@ -64,7 +64,7 @@ class EngineConfig(Group):
     """Sample every response from its own random stream, which depends only on the seed, the prompt's position and the
     sample's index. ``false`` uses vLLM's sampling, which is not reproducible."""
     tensor_parallel_size: PositiveInt
-    """Number of consecutive ranks that form one engine. Must divide the number of workers per machine."""
+    """Number of consecutive ranks that form one engine. It must divide the number of workers per machine."""
     engine_kwargs: dict[str, Any]
     """Additional arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``, which override the
     options above. Arguments that the trainer sets itself are rejected."""
@@ -96,7 +96,7 @@ class SamplingFilters(Group):
     """Minimum probability of a token relative to the most likely token, in [0, 1]; 0 keeps all tokens."""
     repetition_penalty: RepetitionPenalty
     """Penalty for tokens that are already in the prompt or the response: their positive logits are divided by it, and
-    their negative logits are multiplied by it. Must be above 0; 1 turns the penalty off."""
+    their negative logits are multiplied by it. The penalty must be above 0; 1 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -131,20 +131,20 @@ class AgentConfig(Group):
 
     path: str | None
     """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions
-    share a process's event loop, and other functions run in threads. Null if ``command`` is set or there is no
+    share a process's event loop, and other functions run in threads. It is null if ``command`` is set or there is no
     agent."""
     command: str | None
     """Command that runs an agent, such as ``python my_agent.py``. It receives the record as JSON on standard input and
-    the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and may print ``{"reward": 1.0}`` as its last line."""
+    the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. Its last line of output may be ``{"reward": 1.0}``."""
     address: str
     """Address on which the endpoint listens. Agents on other machines must be able to reach this address."""
     max_sessions: PositiveInt
     """Maximum number of sessions that run at once, over all processes; at least one per process."""
     max_rows: PositiveInt
-    """Maximum number of histories per session. A request that does not extend an earlier request opens a history."""
+    """Maximum number of histories per session. A request that does not extend an earlier one starts a new history."""
     timeout_s: Seconds
-    """Time limit in seconds between a reply and the agent's next request or its end, excluding the time for sampling.
-    An agent that exceeds the limit is stopped, and its episode ends."""
+    """Time limit in seconds from a reply to the agent's next request or exit, excluding the time for sampling. An agent
+    that exceeds the limit is stopped, and its episode ends."""
 
     @property
     def enabled(self) -> bool:
@@ -189,7 +189,7 @@ class MultiTurnConfig(Group):
     veRL versions kept the named part instead."""
     reward: Literal["add", "only"]
     """Use of the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only`` uses
-    the sum as the score without calling a verifier, and a conversation is then correct if the sum is above 0."""
+    the sum as the score without calling a verifier. A conversation is then correct if the sum is above 0."""
     num_workers: NotNegativeInt
     """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""
@@ -197,17 +197,17 @@ class MultiTurnConfig(Group):
     """Time limit in seconds for an environment step, or for each call of tools if any is ``async``; a slower step or
     call is stopped and answered with a message."""
     memory_limit_mb: PositiveInt
-    """Memory limit for a step in MiB, in addition to the process's size after imports; handled like the time limit."""
+    """Memory limit for a step in MiB, on top of the process's memory after imports; treated like the time limit."""
     agent: AgentConfig
 
     @property
     def has_tools(self) -> bool:
-        """Whether the environment consists of tools or agents bring their own tools."""
+        """Whether conversations use tools, provided by the environment or by an agent."""
         return self.environment is None
 
     @property
     def replaces_verifiers(self) -> bool:
-        """Whether the environment's rewards are the scores, so that prompts need no verifier and no ground truth."""
+        """Whether the environment's rewards serve as scores; if so, prompts need no verifier and no ground truth."""
         return self.enable and self.reward == "only"
 
     @property
@@ -250,7 +250,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     worker, and decodes batches of ``max_num_seqs`` responses, each until its last response finishes."""
     free_cache_engine: bool
     """Free the engine's weights and KV cache during updates (vLLM's sleep mode, level 2); the next weight sync restores
-    them. Has no effect on a CPU."""
+    them. This has no effect on a CPU."""
     check_weights: bool
     """Check before the first step that engines sample with the policy's weights: noise is added to every weight, the
     engines sample, the policy scores their tokens, and the weights are restored. Takes two weight syncs."""
@@ -261,13 +261,13 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     """Tokens that end a response, in addition to the end tokens of the tokenizer and ``generation_config.json``."""
     stop: StopStrings
     """Strings that end a response, in training and validation. The policy is also trained on the tokens of the string,
-    but the scored text ends before it. Such a response is not considered truncated."""
+    but the scored text ends before it. A response that ends with such a string is not truncated."""
     val_kwargs: SamplingConfig
     """Sampling options for validation."""
     multi_turn: MultiTurnConfig
     nnodes: NotNegativeInt
     """Number of machines with engines on devices of their own, separate from the trainer (docs/async.md), or 0 for
-    engines inside the trainer's workers. A machine with enough GPUs can host both."""
+    engines inside the trainer's workers. A machine with enough GPUs can host both engines and trainer workers."""
     n_gpus_per_node: NotNegativeInt
     """Number of separate engine workers per machine (GPUs, or else CPU processes); must be 0 if ``nnodes`` is 0."""
 
@@ -278,7 +278,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
 
     @property
     def trains(self) -> bool:
-        """Whether the responses are used for training; true, unlike for validation."""
+        """Whether the responses are used for training, which is always true for these options."""
         return True
 
     @property
@@ -314,8 +314,8 @@ class AsyncTrainingConfig(Group):
     """Maximum number of weight versions by which a response may lag behind the policy that learns from it; 0 samples
     every response in its own step. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End sampling as soon as enough groups are complete; unfinished responses continue with newer weights. Needs
-    ``max_staleness`` of at least 1, or at least 2 with separate engines."""
+    """End sampling as soon as enough groups are complete; unfinished responses continue with newer weights. This
+    requires ``max_staleness`` of at least 1, or at least 2 with separate engines."""
 
     def check(self) -> None:
         fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"

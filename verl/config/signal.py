@@ -1,6 +1,6 @@
 """Defines the option group ``algorithm``, for computing advantages from rewards.
 
-The dataclasses are the schema. They have no defaults, so that every value is defined in one place, ``configs/``.
+The dataclasses are the schema. The schema has no defaults, so that every value is defined in one place, ``configs/``.
 """
 
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ def _entries(values: list[Any] | None) -> list[str]:
 
 
 def _bounds(text: str) -> tuple[float | None, float]:
-    """Return the bounds in ``upper`` or ``lower_upper``, or -1 for both bounds if they are not numbers."""
+    """Parse ``upper`` or ``lower_upper`` and return both bounds, or -1 for both if one is not a number."""
     lower, _, upper = text.rpartition("_")
     try:
         return (float(lower) if lower else None), float(upper)
@@ -211,7 +211,7 @@ class AlgorithmConfig(Group):
     rollout_correction: RolloutCorrectionConfig
     use_pf_ppo: bool
     """Resample a batch's responses with replacement, with weights that depend on their rewards, and update on the same
-    number of responses (PF-PPO, arXiv 2409.06957); only with ``gae``."""
+    number of responses (PF-PPO, arXiv 2409.06957). Requires ``gae``."""
     pf_ppo: PFPPOConfig
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ NO_MODEL, POLICY = "none", "policy"
 class TeacherServerConfig(Group):
     """A teacher that runs on a separate server, because it is too large to share the policy's devices.
 
-    It scores sampled tokens at temperature 1. The API key is read from the environment variable ``OPENAI_API_KEY``.
+    The server scores sampled tokens at temperature 1. The API key is ``OPENAI_API_KEY`` in the environment.
     """
 
     address: str | None
@@ -39,8 +39,8 @@ class TeacherServerConfig(Group):
     timeout_s: Seconds
     """Time limit per request in seconds."""
     max_retries: NotNegativeInt
-    """Number of times to retry a failed request, after a pause that doubles each time. If all retries fail, the run
-    ends or restarts from its newest checkpoint (``trainer.max_restarts``)."""
+    """Maximum number of retries of a failed request. The pause before a retry doubles each time. If all retries fail,
+    the run ends or restarts from its newest checkpoint (``trainer.max_restarts``)."""
 
     def check(self) -> None:
         fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
@@ -65,10 +65,10 @@ class TeacherConfig(Group):
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as text or
     messages, such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
-    ``siblings``, it receives the response, its verdict, and the prompt's other responses with their verdicts, and may
-    return None to give no signal for the response. Null uses the policy's prompts."""
+    ``siblings``, it receives the response, its verdict, and the prompt's other responses with their verdicts. The
+    function may return None to give no signal. Null uses the policy's prompts."""
     update_rate: Share
-    """Weight of the current policy in the moving average that is the teacher if ``path=policy``, in (0, 1]."""
+    """Weight of the current policy in the moving average that serves as the teacher if ``path=policy``, in (0, 1]."""
     update_freq: PositiveInt
     """Number of training steps between updates of the moving average, which is a float32 copy of the policy. If this
     and ``update_rate`` are 1, there is no copy, and the teacher is the policy itself."""
@@ -89,7 +89,7 @@ class TeacherConfig(Group):
     """Softmax temperature of policy and teacher in ``reverse_kl``, ``forward_kl`` and ``jsd``. Log-probabilities of
     sampled tokens use ``rollout.temperature``."""
     loss_max_clamp: PositiveFloat | None
-    """Limit in nats on each token's term in the advantage or loss, beyond which a loss has no gradient, or null."""
+    """Limit in nats on each token's term in the advantage or loss, or null. A loss has no gradient beyond the limit."""
     rank_metrics: bool
     """Measure the teacher's hidden states on the policy's responses, and log the teacher's rank metrics."""
 
@@ -120,7 +120,7 @@ class TeacherConfig(Group):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the loss compares whole distributions, so that the teacher runs during the update."""
+        """Whether the loss compares whole distributions; if so, the teacher must run during the update."""
         return self.loss in EXACT
 
     @property

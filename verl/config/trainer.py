@@ -25,8 +25,8 @@ class SamplesConfig(Group):
     """Share of prompts whose responses are stored in training, in (0, 1]; the selection is the same in every step.
     Validations are stored completely."""
     max_mb: PositiveFloat
-    """Maximum size of the folder in MiB, above 0. If it is exceeded, every other remaining step is removed, training
-    steps before validations, so that the steps kept are spread over the whole run. The newest step is never removed."""
+    """Maximum size of the folder in MiB, above 0. If the folder is larger, every other stored step except the newest is
+    removed, training steps before validations. The remaining steps are thus spread over the whole run."""
 
     tokens: bool
     """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, which determine the
@@ -39,8 +39,8 @@ class TrainerConfig(RunConfig):
 
     method: Annotated[str, require_import_path] | None
     """Subclass of ``verl.method.Method`` that customises the training step, as ``module:Class`` or ``file.py:Class``
-    (docs/extending.md), or null. It can choose prompts, set their sampling options, resample responses, choose the
-    batch to learn from, or change rewards."""
+    (docs/extending.md), or null. A method can choose prompts, set their sampling options, resample responses, choose
+    the batch to learn from, or change rewards."""
     method_kwargs: dict[str, Any]
     """Keyword arguments of ``method``."""
     val_before_train: bool
@@ -50,11 +50,11 @@ class TrainerConfig(RunConfig):
     except_save: list[Step]
     """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
-    """Number of initial steps in which only the critic is trained (one fewer in veRL for the same value); only with
-    ``gae``. The policy's learning-rate schedule starts with its first update."""
+    """Number of initial steps in which only the critic is trained, with ``gae``. veRL trains one step fewer for the
+    same value. The policy's learning-rate schedule starts with its first update."""
     remove_clip: bool
-    """Exclude responses that were cut at ``data.max_response_length`` from the losses. They are still included in the
-    statistics of their group and in the logs."""
+    """Exclude responses that were cut at ``data.max_response_length`` from the losses. Such responses are still
+    included in the statistics of their group and in the logs."""
     deterministic: bool | None
     """Make responses independent of engine speed: waiting requests are assigned only once all engines have replied, and
     by token counts alone. Otherwise, each engine receives requests as soon as it has room, and the last bits of

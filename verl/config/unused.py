@@ -19,7 +19,7 @@ SWITCHES = {
     "critic.": "algorithm.adv_estimator=gae",
     "teacher.": "teacher.model.path",
 }
-"""Prefix of option names -> setting that they need to have an effect."""
+"""Prefix of option names -> setting without which the options have no effect."""
 
 
 def unused_options(overrides: Iterable[str], config: PPOConfig) -> list[str]:

@@ -42,7 +42,7 @@ TABLE = "temperatures"
 
 
 class MethodCalls:
-    """Validating wrapper around the method that ``trainer.method`` selects, which defaults to :class:`Method`.
+    """Validating wrapper around the method that ``trainer.method`` selects (:class:`Method` by default).
 
     Raises:
         ConfigError: If the method cannot be loaded or constructed, or conflicts with other options.
@@ -86,7 +86,7 @@ class MethodCalls:
 
     @property
     def note(self) -> str:
-        """Warning that the method may have state that is not saved, or an empty string."""
+        """Warning about state of the method that may not be saved, or an empty string."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""
@@ -143,7 +143,7 @@ class MethodCalls:
         return dict(sorted(edited.items()))
 
     def learn_from(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """Return the batch to learn from, which is ``batch`` if the hook is not overridden, and metrics."""
+        """Return the batch to learn from (``batch`` if the hook is not overridden) and metrics."""
         if not self.overrides("learn_from"):
             return batch, {}
         n, step = self.config.rollout.n, self.method.step
@@ -186,7 +186,7 @@ class MethodCalls:
         return self._state.save()
 
     def load_state(self, state: Any) -> None:
-        """Restore a saved state. Raises ``ConfigError`` if it was saved by a different method."""
+        """Restore a saved state. Raises ``ConfigError`` if the state was saved by a different method."""
         self._state.load(state)
 
     def _call(self, name: str, *arguments: Any) -> Any:

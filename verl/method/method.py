@@ -112,7 +112,7 @@ class Method:
         """Return the rewards to learn from, [B], given ``rewards [B]`` float64.
 
         This hook runs after the verifiers, reward model and overlong penalty have been applied, and before rank
-        shaping, the KL penalty and advantages. It does not affect dynamic sampling or validation.
+        shaping, the KL penalty and advantages. The hook does not affect dynamic sampling or validation.
         """
         return rewards
 
@@ -147,7 +147,7 @@ class Method:
         return self.config.data.max_response_length
 
     def by_prompt(self, batch: Batch) -> list[Batch]:
-        """Split a batch into one batch of n consecutive responses per prompt."""
+        """Split a batch into batches of n consecutive responses, one batch per prompt."""
         return list(batch.split(self.config.rollout.n))
 
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:

@@ -27,8 +27,8 @@ GPU_PACKAGES = {
     ),
     "liger": ("liger_kernel", "", "liger-kernel", "`pip install liger-kernel`"),
 }
-"""GPU-only kernel -> its module, a symbol that must occur in the module's source (package indexes contain empty
-packages of the same name), its package, and how to install it."""
+"""GPU-only kernel -> its module, a symbol in the module's source (package indexes contain empty packages of the same
+name), its package, and installation instructions."""
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Layer types that support packed rows."""

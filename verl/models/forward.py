@@ -119,7 +119,7 @@ class LogprobForward(ForwardPass):
     """Forward passes of a causal language model that compute log-probabilities and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Patch the output head. If it is chunked or rows are packed, verify the results on a small batch.
+        """Patch the output head. If the head is chunked or rows are packed, verify the results on a small batch.
 
         Raises:
             ConfigError: if the configured layout and the model's own forward pass give different results.

@@ -35,10 +35,10 @@ def keep_dtype(name: str, value: Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class EngineDtype:
-    """A :data:`WeightDtype` that casts weights to the engine's dtype if it is narrower than theirs.
+    """A :data:`WeightDtype` that casts weights to the engine's dtype if that is narrower.
 
-    Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, enter computations
-    before rounding.
+    Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, are used in higher
+    precision.
     """
 
     dtype: torch.dtype

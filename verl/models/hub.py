@@ -25,11 +25,11 @@ COPIES = ["consolidated*", "original/*", "onnx/*"]
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
-"""Config files included in a model digest. The second can add end-of-sequence tokens that vLLM respects."""
+"""Config files included in a model digest. The generation config can add end-of-sequence tokens."""
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16
-"""Number of evenly spaced pieces of a weight file that its digest covers, and their size in bytes. The ends of the file
+"""Number and size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends of the file
 are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 

@@ -86,7 +86,7 @@ def in_checkpoint_format(
 
     Parameters that share a tensor in the files are buffered until all have arrived. Others are yielded immediately. The
     experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with ``*``
-    for the expert index, because looping over experts in Python would take longer than copying them.
+    for the expert index. Looping over experts in Python would take longer than copying them.
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.
@@ -223,7 +223,7 @@ class WeightFiles:
         return shares[rank]
 
     def sent_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        """Return the value's dtype or, if narrower, the file's. Implements :data:`verl.models.fsdp.WeightDtype`."""
+        """Return the narrower of the value's and the file's dtype. Implements :data:`verl.models.fsdp.WeightDtype`."""
         return _narrower(self.dtypes[name], value.dtype)
 
     def write(self, file: str, weights: Mapping[str, Tensor], folder: Path) -> FileRecord:
@@ -233,7 +233,7 @@ class WeightFiles:
         return write_recorded(folder / file, save(content, metadata={"format": "pt"}))
 
     def write_index(self, folder: Path) -> dict[str, FileRecord]:
-        """Write the index of tensors if there are several files. Return its record by file name, or an empty dict."""
+        """Write the index of tensors if there are several files, and return the index file's record by name."""
         if len(self.files) == 1:
             return {}
         weight_map: dict[str, str] = {}

@@ -41,8 +41,8 @@ class MicroBatching:
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
         """Partition the rows of ``batch`` and return the row indices [b] of each micro-batch.
 
-        Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must call
-        this with the same number of rows, and get the same number of micro-batches, since each one runs collectives.
+        Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must pass
+        the same number of rows. They get the same number of micro-batches, since each micro-batch runs collectives.
 
         Args:
             units: [B] int64 unit ids, equal for rows that must stay together, or None if rows are independent. A unit
@@ -74,7 +74,7 @@ def _flat(units: list[list[int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class RowTokens:
-    """Token counts of the rows of a batch, for splitting it by tokens."""
+    """Token counts of the rows of a batch, used to split the batch by tokens."""
 
     prompts: list[int]
     """Number of prompt tokens per row."""

@@ -98,7 +98,7 @@ def logprobs_and_entropy(
 ) -> tuple[Tensor, ...]:
     """Return log-probabilities of ``tokens [...]`` and entropies, both in nats, from logits [..., V].
 
-    The columns of ``scoring.statistics`` follow and then, if the teacher's logits ``teacher [..., V]`` are given,
+    The tuple continues with the columns of ``scoring.statistics`` and, given the teacher's logits ``teacher [..., V]``,
     ``scoring.teacher_loss``. All tensors are [...] float32.
     """
     scaled = logits[..., : scoring.vocabulary].float() / scoring.temperature
@@ -151,7 +151,7 @@ def compute_logits_in_float32(model: PreTrainedModel) -> None:
 def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
     """Patch ``forward`` of a causal language model to score ``targets`` with :func:`logprobs_and_entropy`.
 
-    Memory contains the logits of at most ``chunk_size`` tokens at a time, and the backward pass recomputes them. The
+    The logits of at most ``chunk_size`` tokens are in memory at a time, and the backward pass recomputes them. The
     logits come from the model's own ``forward``, which may scale or cap them.
 
     Given ``positions [N]`` instead of ``targets``, ``forward`` returns the last hidden states there, [N, D]; given

@@ -93,8 +93,8 @@ class Layout:
 def take_tokens(states: Tensor, tokens: Tensor, dim: int = 0) -> Tensor:
     """Select ``tokens [n]`` along ``dim`` with a gradient that is bitwise reproducible.
 
-    The backward pass sums the gradients of repeated tokens. On a CPU, threads do so in any order for ``states[tokens]``
-    but in a fixed order for ``index_select``; on a GPU, only the order for ``states[tokens]`` is fixed.
+    The backward pass sums the gradients of repeated tokens. On a CPU, the order of summation is fixed only for
+    ``index_select``; on a GPU, it is fixed only for ``states[tokens]``.
     """
     if states.is_cuda:
         return states[(slice(None),) * dim + (tokens,)]
@@ -102,7 +102,7 @@ def take_tokens(states: Tensor, tokens: Tensor, dim: int = 0) -> Tensor:
 
 
 def padded_layout(batch: Batch) -> Layout:
-    """Pad prompts and responses to the longest of each, so that T = B (P + Q)."""
+    """Pad prompts to the longest prompt and responses to the longest response, so that T = B (P + Q)."""
     input_ids, attention_mask = batch.trimmed().rows()
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
     return Layout(inputs, attention_mask.flatten().nonzero().flatten())
@@ -207,7 +207,7 @@ class SharedPrompts:
 
     @cached_property
     def prompt_blocks(self) -> list[Tensor]:
-        """Token indices of each block's prompts, [g, P], where P is the block's maximum; arbitrary at padding."""
+        """Token indices of each block's prompts, [g, P], arbitrary at padding; P is the block's maximum length."""
         return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property

@@ -168,7 +168,7 @@ class RewardManager:
         return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of :meth:`state_dict`; metrics without a saved baseline start a new one.
+        """Restore the output of :meth:`state_dict`; metrics without a saved baseline start a new baseline.
 
         Raises:
             ValueError: The state is malformed (the message names the malformed part). The manager is left unchanged.

@@ -16,7 +16,7 @@ def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
 def exploration_beta(guide_deviation: Tensor, hypothesis_type: str, gain: float) -> Tensor:
     """Return the share beta ``[B]`` of the exploration weights, given the guide's deviation d ``[B]``.
 
-    It is sigmoid(gain * d) for ``PlanB``, and 0.5 for ``FixTwo`` and ``FixOne``.
+    The share is sigmoid(gain * d) for ``PlanB``, and 0.5 for ``FixTwo`` and ``FixOne``.
     """
     if hypothesis_type == "PlanB":
         return torch.sigmoid(gain * guide_deviation)
@@ -26,7 +26,7 @@ def exploration_beta(guide_deviation: Tensor, hypothesis_type: str, gain: float)
 def controller_weights(beta: Tensor, w_explore: Tensor, w_exploit: Tensor, hypothesis_type: str) -> Tensor:
     """Return indicator weights ``[B, N]`` for ``beta [B]``, ``w_explore [N]`` and ``w_exploit [N]``.
 
-    They are beta * w_explore + (1 - beta) * w_exploit, or w_explore + w_exploit for ``FixOne``.
+    The weights are beta * w_explore + (1 - beta) * w_exploit, or w_explore + w_exploit for ``FixOne``.
     """
     if hypothesis_type == "FixOne":
         return (w_explore + w_exploit).expand(beta.shape[0], -1)

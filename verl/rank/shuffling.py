@@ -1,4 +1,4 @@
-"""Control experiment for methods that use hidden states, which shuffles their signals within each group."""
+"""Shuffles signals within each group, as a control experiment for methods that use hidden states."""
 
 from collections.abc import Collection
 

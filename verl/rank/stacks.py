@@ -1,9 +1,9 @@
 """Computes rank metrics of the stacked responses to one prompt without storing the stack, and how far states move.
 
 Rows arrive one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
-the same centred scatter matrix S_k, which equals sum_{i<=k} z_i z_i^T for Helmert contrasts z_i (``Chunk.contrasts`` in
-:mod:`verl.spectral.responses`). A QR decomposition of the contrasts so far yields D rows R with R^T R = S_k, and later
-rows only add terms. No squares are formed, so the results equal those of the whole stack up to float64 rounding.
+the same centred scatter matrix S_k. For Helmert contrasts z_i (``Chunk.contrasts`` in :mod:`verl.spectral.responses`),
+S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far yields D rows R with R^T R = S_k, and later rows
+only add terms. No squares are formed, so the results equal those of the whole stack up to float64 rounding.
 
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """

@@ -21,7 +21,7 @@ def measure_turns(
     turns: Sequence[Sequence[int]],
     max_turns: int | None,
 ) -> Batch:
-    """Return the rank metrics of B conversations as columns on the CPU, computed from all sampled tokens in order.
+    """Return the rank metrics of all sampled tokens in each of B conversations, as columns on the CPU.
 
     Args:
         states: Hidden states ``[n, L, D]`` that predict the policy's n tokens in each conversation, for all turns.

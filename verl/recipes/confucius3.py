@@ -55,7 +55,7 @@ class Recovering(Saving):
     As in the paper, the update treats these groups as samples of the current policy, without importance weights. We
     assume that each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``) that is
     larger than the training batch. If this batch and the surplus do not fill a training batch, the step learns from
-    fewer groups, whereas the paper samples more. The surplus, of up to two training batches, is saved in checkpoints.
+    fewer groups; the paper samples more. The surplus, of up to two training batches, is saved in checkpoints.
     """
 
     saved = ("surplus",)

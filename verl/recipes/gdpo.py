@@ -24,7 +24,7 @@ def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
     """Return GDPO's advantages, [B] float64.
 
     If a function returns None for a response, its reward adds nothing to the advantage and is excluded from the mean. A
-    reward that only one response in a group has also adds nothing. Standard deviations are unbiased.
+    reward that only one response in the group receives also adds nothing. Standard deviations are unbiased.
 
     Args:
         weights: Weight of each reward, by the name of its function.

@@ -4,7 +4,7 @@
 
 For rewards of 1 and 0 and a prompt with success rate p, correct responses have A = (1 - p) / p and wrong responses have
 A = -1, so hard prompts have more weight than in GRPO. The formula follows the authors' code. Prompts without a correct
-response do not contribute to the gradient. Unlike in that code, neither do groups of one response.
+response do not contribute to the gradient. Unlike in the code, groups of one response do not contribute either.
 """
 
 from torch import Tensor

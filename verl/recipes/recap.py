@@ -62,7 +62,7 @@ class Reweighted(Saving):
         return dict.fromkeys(self.losses, 1.0) | dict(zip(ready, weights.tolist(), strict=True))
 
     def _priority(self, losses: Sequence[float]) -> float:
-        """Return c + i for a data source, given its last 2 W losses."""
+        """Return c + i of eq. 1 for a data source, given its last 2 W losses."""
         before, latest = losses[: self.window], losses[self.window :]
         mean_before, mean = statistics.fmean(before) + EPS, statistics.fmean(latest) + EPS
         return mean / mean_before + statistics.pstdev(latest) / (mean + mean_before)

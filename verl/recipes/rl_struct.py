@@ -22,7 +22,7 @@ DATA_SOURCE = "json_task"
 WEIGHTS = {"validity": 0.2, "format": 0.1, "structure": 0.2, "content": 0.5}
 
 MAX_LENGTH = 10_000
-"""Maximum length of a response in characters; longer responses have no object."""
+"""Maximum length of a response in characters; longer responses are not parsed."""
 
 TAGS = ("black", "blue", "green", "red", "white")
 

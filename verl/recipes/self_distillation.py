@@ -16,7 +16,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.verifiers.verdict import Verdict
 
 FEEDBACK = "feedback"
-"""Key in the dictionary returned by a reward function; its value is text about the response for the next attempt."""
+"""Key of the textual feedback on a response in the dictionary that a reward function returns."""
 
 
 def with_feedback(

@@ -10,8 +10,8 @@ MAX_BYTES = 1280 * 2**20
 """Default bound on the memory for the spectra of one response."""
 
 PADDING = 8
-"""Padding between the rows of a factor, in elements: one cache line. Without it, rows a multiple of 4 KiB apart, such
-as rows of 512 elements, would share a few cache sets, which slowed products down by a fifth."""
+"""Padding between the rows of a factor, in elements: one cache line. Without padding, rows of 512 elements, for
+example, are 4 KiB apart and share a few cache sets, which made products 20 % slower."""
 
 PANELS = 3 * 64 + PADDING
 """Number of columns in a panel's temporaries: the panel, its solved part, a copy of that part, and the padding."""

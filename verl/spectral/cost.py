@@ -16,16 +16,16 @@ class Rates(NamedTuple):
     products: float
     """Floating-point operations per second of batched float64 matrix products."""
     panel: float
-    """Seconds to factor the diagonal block of one panel, in addition to the products."""
+    """Seconds to factor the diagonal block of one panel, excluding matrix products."""
     eigen_call: float
-    """Seconds to compute the eigenvalues of one k x k matrix, independent of k."""
+    """Seconds of overhead, independent of k, to compute the eigenvalues of one k x k matrix."""
     eigen_square: float
     """Additional seconds per k^2."""
     eigen_cube: float
     """Additional seconds per k^3."""
 
     def eigen_seconds(self, size: Tensor) -> Tensor:
-        """Return the seconds it takes to compute the eigenvalues of a k x k matrix, for each k in ``size``."""
+        """Return the time in seconds to compute the eigenvalues of a k x k matrix, for each k in ``size``."""
         return self.eigen_call + self.eigen_square * size**2 + self.eigen_cube * size**3
 
 

@@ -3,7 +3,7 @@
 ``eigh`` computes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
 than D), batched over responses. Squaring loses half the digits: singular values below about 3e-8 of the largest are
 indistinguishable from rounding errors and are returned as exactly 0. ``svd`` decomposes the centred rows directly or,
-for prefixes with more than D rows, the triangular factor of their contrasts. It is slow but has full float64 accuracy.
+for prefixes with more than D rows, the triangular factor of their contrasts. ``svd`` is slow but fully accurate.
 """
 
 import math
@@ -57,7 +57,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
     narrow = [k for k in sizes if k <= chunk.width]
 
     def having(k: int) -> slice | Tensor:
-        """Return an index for the responses with a prefix of k rows: if all have one, a slice, to avoid a copy."""
+        """Return an index of the responses with a prefix of k rows; if all have one, a slice, which avoids a copy."""
         present = (prefixes == k).any(dim=1)
         return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 
@@ -72,7 +72,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
 _Having = Callable[[int], slice | Tensor]
 
 _Parts = Iterator[tuple[int, Tensor]]
-"""Pairs (k, singular values of the responses' prefixes of k rows). Responses without such a prefix are left out."""
+"""Pairs (k, singular values of the responses' prefixes of k rows). Responses without such a prefix are omitted."""
 
 
 def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
@@ -122,12 +122,12 @@ def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int,
 
 
 class DecomposedSums(NamedTuple):
-    """Sums over the singular values of each prefix, after division by the largest one."""
+    """Sums over the singular values of each prefix, after division by the largest singular value."""
 
     sums: Tensor
     """Sums, float64 ``[F, b, P]``."""
     scale: Tensor
-    """Largest singular value, or 1 if a prefix has no nonzero one, float64 ``[b, P]``."""
+    """Largest singular value, or 1 if all singular values of a prefix are 0, float64 ``[b, P]``."""
     ranks: Tensor
     """Traditional ranks ``[b, P]``."""
 

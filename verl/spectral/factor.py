@@ -18,13 +18,13 @@ may exceed it. Tiles of 128 rows would be faster for large matrices but would ch
 
 PANEL = {"cpu": 48, "cuda": 64}
 """Number of columns per panel, by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets.
-For matrices of 512 rows, 64 columns were a fifth slower than 48 (AMD EPYC, MKL)."""
+For matrices of 512 rows, panels of 64 columns were 20 % slower than panels of 48 (AMD EPYC, MKL)."""
 
 HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
 """Minimum number of rows for a :class:`Head` on a CPU. A head has ``HEAD_SHARE`` of the rows, rounded to whole panels,
-and at most ``HEAD_PANELS`` panels. At 512 rows, it makes factorisation a quarter faster."""
+and at most ``HEAD_PANELS`` panels. A head makes the factorisation of 512 rows 25 % faster."""
 
 
 def device_kind(device: torch.device) -> str:

@@ -52,7 +52,7 @@ def entropy_of_sums(total: Tensor, total_log: Tensor, power: float) -> Tensor:
 def effective_rank(singular_values: Tensor) -> Tensor:
     """Return the effective rank exp(-sum p log p) with p = s / sum(s), in ``[1, number of nonzero s]``.
 
-    Roy and Vetterli 2007 define it, and arXiv 2509.23808 uses it. ``singular_values [..., N]`` -> ``[...]``; zeros do
+    Defined by Roy and Vetterli (2007) and used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``; zeros do
     not contribute. A spectrum without nonzero values (0 or 1 rows, or all rows equal) has effective rank 1.
     """
     return _entropy(singular_values).exp()
@@ -83,7 +83,7 @@ def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float)
 def rank_eps(dtype: torch.dtype) -> float:
     """Return the relative precision to assume for hidden states of ``dtype`` when computing numerical ranks.
 
-    The result is the machine epsilon of ``dtype``, capped at float32's: with bfloat16's 2^-7 and D >= 128, the
+    The result is the machine epsilon of ``dtype``, capped at float32's. With bfloat16's 2^-7 and D >= 128, the
     threshold would reach s_max, so every rank would be 0.
     """
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps

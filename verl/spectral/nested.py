@@ -265,7 +265,7 @@ def _norm(trace: Tensor, square: Tensor) -> Tensor:
 
 
 def lower_gram(rows: Tensor) -> Tensor:
-    """Return ``rows @ rows.mT``, ``[b, n, n]``. Only its lower triangle is valid."""
+    """Return ``rows @ rows.mT``, ``[b, n, n]``. Only the lower triangle of the result is valid."""
     gram = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
     add_product(gram, rows, rows.mT, lower=True)
     return gram

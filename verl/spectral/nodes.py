@@ -20,7 +20,7 @@ MAX_CONDITION = 1e6
 """Largest supported ratio of singular values. Beyond this ratio, the rounding errors of their squares dominate."""
 
 MAX_POWER = 3.0
-"""Largest supported power of a singular value. Beyond it, fitted values span a range that exceeds float64 precision."""
+"""Largest supported power of a singular value. Fits of higher powers span too wide a range for float64."""
 
 CLUSTER = 4096
 """Sums of powers below 2 stay within the tolerance for up to this many small singular values that are equal."""

@@ -52,8 +52,8 @@ class SpectralOptions:
     """Bound on the relative error in each sum due to the fit in ``nested``, from 1e-9 to 1e-2."""
     condition: float = 1e6
     """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about 2 / condition times the fourth
-    root of the sum of s^4, and underestimates smaller ones. This root is s_max for a single nonzero value and n^(1/4)
-    s_max for n equal values. A ten times smaller condition saves 3 of 27 factorisations."""
+    root of the sum of s^4, and underestimates smaller ones. This root is s_max for one nonzero value, and n^(1/4) s_max
+    for n equal values. A ten times smaller condition saves 3 of 27 factorisations."""
     svd_rank: int | None = None
     """Maximum number of singular values per prefix, largest first (only ``eigh`` and ``svd``), or None for all."""
     on_nonfinite: str = "raise"

@@ -14,9 +14,9 @@ from verl.spectral.bounds import BLOCK_ROWS
 from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
-"""Bound on float64 matrices for several responses or shifts at once, by device type. Matrices for one of them may
-exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc returns larger
-ones to the system after each call. A GPU is fastest when fully occupied."""
+"""Bound on float64 matrices for several responses or shifts at once, by device type. Matrices for one response and
+shift may exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc returns
+larger tensors to the system after each call. A GPU is fastest when fully occupied."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""

@@ -40,7 +40,7 @@ class Critic(ValueModel):
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
-        """Return the episodes on the CPU with ``values``. A token's value is computed at the preceding token."""
+        """Return the episodes on the CPU with ``values`` added. A token's value is computed at the preceding token."""
         cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
         with self.parameters.loaded():
@@ -85,7 +85,7 @@ class RewardModel(ValueModel):
     """Sequence classification model with one output, which is never trained.
 
     The reward model is loaded as a value model. As in sequence classification, the score of a conversation is the value
-    at its last token that is not the checkpoint's padding token.
+    at its last token other than the padding token.
     """
 
     def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:

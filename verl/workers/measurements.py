@@ -22,7 +22,7 @@ class PrefixMetrics:
     """Metrics of the prefixes of one response."""
 
     ends: list[int]
-    """Lengths of the measured prefixes. The last one is the whole response."""
+    """Lengths of the measured prefixes. The last prefix is the whole response."""
     values: dict[str, list[float]]
     """Rank metrics, ``state_speed`` and ``state_dispersion`` of each prefix by name. ``logprob`` and ``entropy`` are
     averages over the tokens since the previous prefix."""

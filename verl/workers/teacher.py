@@ -15,8 +15,8 @@ from verl.models.policy import Policy, scoring_batches
 def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> Policy:
     """Load the frozen model ``teacher.model``, which scores the policy's responses. ``tokenizer`` is the policy's.
 
-    If the output heads of policy and teacher have different sizes, because their padding differs, the models are
-    compared on the tokenizer's tokens only, and the teacher's probabilities are normalised over these tokens.
+    If the output heads of policy and teacher differ in size because of padding, only the tokenizer's tokens are
+    compared, and the teacher's probabilities are normalised over these tokens.
     """
     model = config.teacher.model
     rows = {ModelInfo.of(other).text_config.vocab_size for other in (config.model, model)}

@@ -1,4 +1,4 @@
-"""Implementations of the advantage estimators. Their common arguments are described in the package's docstring."""
+"""Implementations of the advantage estimators. The package's docstring describes their common arguments."""
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_id
 
 
 def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
+    """Compute the REINFORCE leave-one-out advantage (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
 
     A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response does not contribute to its own baseline,
     so the policy gradient is unbiased. In a group of one, the baseline is 0.
@@ -176,8 +176,8 @@ def gae_advantages(
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A - mean) / (std + 1e-8), with the mean and unbiased std over all response tokens of the batch.
 
-    Every token has equal weight, so long responses have more influence than short ones. The result is ``[B, R]`` in the
-    dtype of ``advantages``. It is 0 outside the mask, and 0 everywhere if there are fewer than two response tokens.
+    Every token has equal weight, so long responses have more influence than short ones. The result ``[B, R]`` has the
+    dtype of ``advantages``. It is 0 outside the mask, and everywhere if there are fewer than two tokens.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()

@@ -10,7 +10,7 @@ GROUP_STD_EPS = 1e-6
 
 
 def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor] | None = None) -> None:
-    """Raise ``ValueError`` unless all ``per_token`` tensors are ``[B, R]`` and all ``per_response`` are ``[B]``."""
+    """Raise ``ValueError`` unless all ``per_token`` tensors are ``[B, R]`` and all ``per_response`` tensors ``[B]``."""
     per_response = per_response or {}
     shape = next(iter(per_token.values())).shape
     fits = (
