@@ -232,7 +232,7 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Return the number of each tensor's file, from 1, keyed by tensor name. A new file starts after ``num_bytes``."""
+    """Map each tensor's name to the number of its file, starting at 1. A new file starts after ``num_bytes``."""
     numbers, total = {}, 0
     # Sort the names, because a resumed optimizer has its tensors in a different order.
     for name in sorted(tensors):

@@ -27,11 +27,11 @@ ON_GPU = {
     "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
     "ref": "set ref.param_offload=true",
 }
-"""Values of the placeholders in :data:`FIXES` if a GPU runs out of memory."""
+"""Values for the placeholders in :data:`FIXES` if a GPU runs out of memory."""
 FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
 ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
 ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
-"""Values of the placeholders if the host, whose memory then contains models and libraries, runs out of memory."""
+"""Values for the placeholders if the host runs out of memory and the models run on the CPU."""
 BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
 """Fix to suggest if the host runs out of memory although the models are on GPUs."""
 

@@ -27,7 +27,7 @@ Interrupt = Callable[[], None]
 
 
 def never() -> None:
-    """Do nothing, as an :data:`Interrupt` that never ends a wait."""
+    """Do nothing; used as :data:`Interrupt` if nothing is to end a wait."""
 
 
 class Machine(NamedTuple):
@@ -192,7 +192,7 @@ def _counts(count: Callable[[], int], nnodes: int, say: Say, interrupt: Interrup
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
-    """Count the machines with room for workers that can run a task, since Ray also lists unreachable machines."""
+    """Count the machines that have room for workers and respond, since Ray also lists unreachable machines."""
     machines = machines_with(workers_per_node, device_type)
     return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), never))
 

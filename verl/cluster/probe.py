@@ -52,7 +52,7 @@ class MachineFacts(NamedTuple):
 
 
 def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Sequence[str], room: int) -> MachineFacts:
-    """Check the machine that runs this function.
+    """Check the folders, disk space, models and data files of this machine, and return the results.
 
     Args:
         head: ``host:port`` of the cluster's head.
@@ -164,7 +164,7 @@ def survey(
 
 
 def _complaints(machine: MachineFacts) -> list[str]:
-    """Return a line for each problem of a machine. A version that differs from this machine's is a problem, too."""
+    """Return a line for each problem of a machine, including versions that differ from this machine's."""
     name, here = f"{machine.host} ({machine.address})", versions()
     packages = [
         (package, machine.versions.get(package, "missing"), here.get(package, "missing"))

@@ -11,7 +11,7 @@ SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
 """Split -> its share of all questions, in 32nds."""
 
 MAX_MISSES = 10_000
-"""Number of consecutive draws without a new question after which a task has too few questions."""
+"""Number of consecutive draws without a new question after which a task is considered to have too few questions."""
 
 
 @dataclass(frozen=True)

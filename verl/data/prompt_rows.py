@@ -60,7 +60,7 @@ class PromptReader:
         self._first_at: dict[int, str] = {}
 
     def read(self, row: Mapping[str, Any], where: str) -> PromptRecord:
-        """Convert a row, which error messages call ``where``, to a record without tokens, and number it.
+        """Convert a row to a record without tokens, and number it. ``where`` is its name in error messages.
 
         Raises ``ConfigError`` if the row is malformed or if responses to it cannot be scored.
         """

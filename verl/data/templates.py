@@ -79,7 +79,7 @@ def template_stops(name: str) -> list[str]:
 
 
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of those :func:`template_stops` that are single tokens of the model.
+    """Return the token ids of the :func:`template_stops` that are single tokens of the model.
 
     Engines search for stop strings in text without special tokens. With a base model whose end-of-sequence token is
     different, they would therefore miss ``<|im_end|>``.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from verl.data.generated import GeneratedProblem, draw_split
 
 INSTRUCTION = "Answer in one short sentence."
-"""Last sentence of every question. Without it, or if asked for only a number, small models write long answers."""
+"""Last sentence of every question. Small models write long answers without it, or if it asks for only a number."""
 
 NAMES = "Ana Ben Carla Deniz Emil Fatou Grace Hugo Ines Jun Kofi Lena Mina Noor".split()
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")

@@ -76,7 +76,7 @@ def response_stream(seed: int, uid: int, place: int) -> int:
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Return for each record how many earlier records have its ``uid``, as with ``data.train_weights`` above 1."""
+    """Count, for each record, the earlier records with its ``uid``. A file's weight above 1 repeats records."""
     seen = Counter[int]()
     counts = []
     for record in records:

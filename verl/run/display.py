@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError, visible
 from verl.run.exit_codes import INTERRUPTED
 
 MAX_SHOWN, MAX_FACT = 2000, 200
-"""Maximum number of characters shown per prompt or response, and per fact about it."""
+"""Maximum numbers of characters shown of a prompt or response, and of each value listed below it."""
 
 PHASES = {
     "gen": "sampling",
@@ -118,7 +118,7 @@ class RunDisplay:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """Show the current phase. Without a terminal, show it only in the first step and in slow steps."""
+        """Show the current phase. Without a terminal, show phases only in the first step and in slow steps."""
         self._progress.update(self._task, phase=name)
         if self._live is not None or name not in PHASES:
             return
@@ -183,7 +183,7 @@ class RunDisplay:
 
 @contextmanager
 def sampling_display(title: str, kept: str) -> Iterator[RunDisplay]:
-    """Show an evaluation or analysis within the block. On an interrupt, print that ``kept`` is preserved.
+    """Show the progress of an evaluation or analysis. On an interrupt, print that ``kept`` are preserved.
 
     Raises:
         SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.

@@ -59,7 +59,7 @@ def parameters_of(shape: PretrainedConfig) -> tuple[int, int, int]:
 
 
 def activations_of(shape: PretrainedConfig, tokens: float, model: ModelConfig) -> float:
-    """Return the GB saved for the backward pass of a micro-batch of ``tokens`` tokens per worker."""
+    """Return the GB of activations that are saved for the backward pass of ``tokens`` tokens per worker."""
     scale, d, layers = itemsize_of(model.param_dtype) / 2, shape.hidden_size, shape.num_hidden_layers
     # Given a padding mask, torch's attention repeats keys and values for every query head.
     keys = matrices_of(shape)["k_proj" if model.use_remove_padding else "q_proj"][1]
@@ -160,7 +160,7 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
 
 
 def _syncing(config: PPOConfig, shape: PretrainedConfig) -> float:
-    """Return the bytes that a weight sync uses: a bucket, its shard on this worker, a full parameter, vLLM's copy."""
+    """Return the bytes for a weight sync: a bucket, this worker's shard of it, a full parameter, and vLLM's copy."""
     rollout, itemsize = config.rollout, itemsize_of(config.rollout.dtype)
     largest: int = itemsize * shape.vocab_size * shape.hidden_size
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * parameters_of(shape)[0])

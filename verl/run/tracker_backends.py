@@ -102,7 +102,7 @@ def _check_wandb(field: str) -> None:
 
 
 def keep_records(path: Path, last_step: int) -> Path | None:
-    """Remove the records of steps after ``last_step``, and a last line that is incomplete.
+    """Remove the records of steps after ``last_step``, and an incomplete last line.
 
     If other lines are damaged, copy the file, keep only the readable records, and return the copy's path.
 

@@ -30,7 +30,7 @@ LAST_RESORT_S = 45.0
 
 
 class HeartbeatSettings(NamedTuple):
-    """Settings that a worker needs to connect to its driver."""
+    """Settings with which a worker connects to its driver."""
 
     address: tuple[str, int]
     token: bytes

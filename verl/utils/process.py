@@ -64,7 +64,7 @@ def set_stage(name: str) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Suspend garbage collection inside the block, which imports modules or creates long-lived objects.
+    """Suspend garbage collection inside a block that imports modules or creates long-lived objects.
 
     Objects that exist at the end of the block are excluded from later collections.
 

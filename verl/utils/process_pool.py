@@ -46,7 +46,7 @@ ENDED = (TimeoutError, ProcessExpired)
 """Exceptions of a future whose process was killed or died."""
 
 MOST_PROCESSES = 32
-"""Maximum of the default number of processes, each of which needs about 200 MB."""
+"""Upper limit of the default number of processes. Each process needs about 200 MB."""
 
 MAX_STARTS = 3
 """Maximum number of times that the pool is started during a batch."""
@@ -68,7 +68,7 @@ SCANS = 20
 
 
 def spare_cores(busy: int) -> int:
-    """Return the number of pool processes to start if other processes occupy ``busy`` of the available cores."""
+    """Return the number of pool processes to start if other processes occupy ``busy`` cores."""
     return min(MOST_PROCESSES, max(1, available_cores() - busy))
 
 

@@ -122,7 +122,7 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
-    """Wait until a run ends. Return the limit at which it was killed, or None if it was not killed."""
+    """Wait until a run ends. Return the limit that the run exceeded and was killed for, or None."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:

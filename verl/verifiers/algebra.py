@@ -96,7 +96,7 @@ def _with_imaginary_unit(reading: Basic) -> Basic:
 
 
 def _is_identity(reading: Any) -> bool:
-    """Return whether a chain of equations is true and contains no variables, such as 2 + 3 = 5."""
+    """Return whether a chain of equations, such as 2 + 3 = 5, is true and contains no variables."""
     links = relations(reading)
     return bool(links) and all(
         isinstance(link, Eq)

@@ -26,7 +26,7 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Return whether a response consists of a thought and a non-empty answer, tagged and separated by whitespace.
+    """Return whether a response consists of a tagged thought and a tagged non-empty answer, separated by whitespace.
 
     The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """

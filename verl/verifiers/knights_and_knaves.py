@@ -27,7 +27,7 @@ _STATEMENTS = WORDS["statements"]
 _RETRACTED = re.compile("|".join(_STATEMENTS["retracted"]), re.IGNORECASE)
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(_STATEMENTS['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
-"""Text after a role that makes it the heading of a list of names."""
+"""Text that turns the preceding role into the heading of a list of names."""
 
 _PLAIN = frozenset(_STATEMENTS["plain"].split())
 _AFTER_ROLE = "|".join(_PLAIN | set(_STATEMENTS["after"].split()))
@@ -56,8 +56,8 @@ def verify_knights_and_knaves(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    A correct answer states every person's role without contradictions. It is taken from the last ``<answer>``, the last
-    box, or the text after the last "CONCLUSION:", in this order. Otherwise, it consists of the last statements in the
+    A correct answer states every person's role without contradictions. The answer is the last ``<answer>`` or else the
+    last box or else the text after the last "CONCLUSION:". Otherwise, it consists of the last statements in the
     response, one per person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.

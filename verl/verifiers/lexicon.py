@@ -26,7 +26,7 @@ UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit,
 """Name of a unit -> its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
-"""Units whose names more often denote variables."""
+"""Units whose names denote variables more often than units."""
 
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
 """Additional two-letter names that math-verify drops as units and that are not products of variables."""

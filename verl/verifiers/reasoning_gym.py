@@ -37,9 +37,9 @@ def verify_reasoning_gym(
 ) -> Verdict | None:
     """Verify a response. Return None if ``quick`` is set and there is an answer to score. ``extra_info`` is unused.
 
-    The answer is the content of the last ``<answer>``, the content of the last box, or the whole response if it is
-    short, in this order. The generator's scorer computes the score. A response is correct if its score is at least 1.
-    If the scorer fails, the score is 0.
+    The answer is the content of the last ``<answer>``, or else of the last box, or else the whole response if it is
+    short. The generator's scorer computes the score. A response is correct if its score is at least 1. If the scorer
+    fails, the score is 0.
     """
     (truth,) = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)
