@@ -38,7 +38,7 @@ class DamagedCheckpoint(ConfigError):
 
 
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
-    """Create a folder, with the attempt's number in its name, in which to write the checkpoint of ``step``.
+    """Create a folder for writing the checkpoint of ``step``, with the attempt's number in its name.
 
     Folders differ between attempts, so a worker that outlives its attempt cannot write to a newer attempt's folder.
 
@@ -212,7 +212,7 @@ def latest_checkpoint(root: Path) -> Path | None:
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:
     """Remove unfinished checkpoints of ``attempt`` and earlier attempts, or of all attempts if ``attempt`` is None.
 
-    An earlier attempt may still be using them: its workers may be writing, or its driver may be completing one.
+    An earlier attempt may still be writing or completing such a checkpoint.
     """
     for folder in root.glob(".global_step_*.unfinished"):
         match = _ATTEMPT.search(folder.name)

@@ -220,7 +220,7 @@ class RecordingFiles(FileSystem):
 
     def __init__(self) -> None:
         self.records: dict[str, FileRecord] = {}
-        """File name -> size and checksum."""
+        """Maps each file name to the file's size and checksum."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals with which schedulers reclaim machines. Slurm's option ``--signal`` sends SIGUSR1 before the time limit."""
+"""Signals that schedulers send to reclaim machines. Slurm's option ``--signal`` sends SIGUSR1 before the time limit."""
 
 REPEATED_S = 5.0
-"""Seconds within which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
+"""Seconds for which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
 
 REQUEUE = os.EX_TEMPFAIL
 """Exit code (75) of a process whose run should be restarted with the same command."""

@@ -63,7 +63,7 @@ FIXES = {
     "save": "set trainer.async_save=false; {workers}",
     "load": "{hold}",
 }
-"""Worker method -> options that lower the method's memory use."""
+"""Maps worker methods to options that lower their memory use."""
 
 PHASES = {
     "start": "start of models and engine",
@@ -76,7 +76,7 @@ PHASES = {
     **dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor"),
     "critic.update": "update_critic",
 }
-"""Worker method -> name of its phase in the log, if it differs from the method's name."""
+"""Maps each worker method whose phase has a different name in the log to that name."""
 
 ENGINE_MESSAGES = (
     "No available memory for the cache blocks",

@@ -17,7 +17,7 @@ LOOK_S = 1.0
 ANSWER_S = 20.0
 """Maximum number of seconds for a machine to start a process and respond."""
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
-"""Device type -> Ray's name of the resource."""
+"""Maps each device type to Ray's name of the resource."""
 
 
 Say = Callable[[str], None]

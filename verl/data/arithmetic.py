@@ -97,7 +97,7 @@ def _product_step(x: int, y: int, carry: int) -> tuple[str, int, int]:
 
 
 _STEPS = {"sum": _sum_step, "difference": _difference_step, "product": _product_step}
-"""Kind -> f(digit, digit, carry) -> (text of the step, resulting digit, next carry)."""
+"""Maps each kind to a function of two digits and a carry that returns the step's text, its digit and the next carry."""
 
 
 def _draw_operand(rng: random.Random, digits: tuple[int, int]) -> int:

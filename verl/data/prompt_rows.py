@@ -39,7 +39,7 @@ NOTES = {
     "first: {first})",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Kind of note for the user -> its text."""
+"""Maps each kind of note for the user to its text."""
 
 
 class PromptReader:
@@ -54,7 +54,7 @@ class PromptReader:
         self.records: list[PromptRecord] = []
         self.num_read = 0
         self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
-        """Kind of note -> names of the rows that it applies to."""
+        """Maps each kind of note to the names of the rows that it applies to."""
         self._too_long: list[int] = []
         """Lengths of prompts longer than ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}

@@ -108,7 +108,7 @@ class PromptLayout(NamedTuple):
     answer_key: str | None = None
     data_source: str | None = None
     generated: Mapping[str, Mapping[str, Any]] = {}
-    """Name of a generated dataset -> its options."""
+    """Maps the name of each generated dataset to its options."""
     whole_rows: bool = False
     """Whether to add all other columns to ``extra_info``, for environments that are initialized with a row."""
 
@@ -132,7 +132,7 @@ class PromptLayout(NamedTuple):
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
         """Fill in the columns that ``answer_key`` and ``data_source`` provide, and optional columns that the row lacks.
 
-        Columns for which a custom reward function has parameters are added to ``extra_info``.
+        Columns with the names of a custom reward function's parameters are added to ``extra_info``.
         """
         if not scored:
             row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}

@@ -61,7 +61,7 @@ DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]
     for name, examples in _read("demonstrations").items()
 }
-"""Name in ``Benchmark.demonstrations`` -> questions with worked answers."""
+"""Maps each name in ``Benchmark.demonstrations`` to questions with worked answers."""
 
 
 def find_template(name: str, field: str = "template") -> Template:

@@ -97,4 +97,4 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], Parts]]] = {
     "more_and_more": (1, _more_and_more),
     "more_and_fewer": (1, _more_and_fewer),
 }
-"""Kind of problem -> its relative frequency, and a function that draws a problem."""
+"""Maps each kind of problem to its relative frequency and a function that draws a problem."""

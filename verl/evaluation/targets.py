@@ -26,7 +26,7 @@ PROMPTING: dict[str, tuple[str, Any]] = {
     "stop": ("rollout", []),
     "stop_token_ids": ("rollout", []),
 }
-"""Target options that are inherited from a run: name -> its group in the run's config, and its default."""
+"""Maps each target option that is inherited from a run to its group in the run's config and its default."""
 
 MAX_FOLDER_NAME = 100
 """Maximum length in characters of a result folder's name."""

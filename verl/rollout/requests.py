@@ -37,7 +37,7 @@ class ResponseRequests:
     max_tokens: list[int | None] | None = None
     """Maximum number of tokens in each response's next turn, or None to allow the remaining response length."""
     stop: list[list[str]] | None = None
-    """Strings that end each response's next turn, besides those of the run."""
+    """Strings that end each response's next turn, in addition to the run's stop strings."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 
@@ -76,7 +76,7 @@ def response_stream(seed: int, uid: int, place: int) -> int:
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Count, for each record, the earlier records with its ``uid``. A file's weight above 1 repeats records."""
+    """Count, for each record, the earlier records with its ``uid``. ``data.train_weights`` can repeat records."""
     seen = Counter[int]()
     counts = []
     for record in records:

@@ -27,13 +27,13 @@ PHASES = {
     "update_actor": "updating the policy",
     "train": "learning",
 }
-"""Phases of a step that are printed if the step may be slow -> text to print."""
+"""Maps each phase that is printed in slow steps to the text to print."""
 
 SLOW_STEP_S = 60.0
 """Seconds after which the remaining phases of a step are printed if lines cannot be redrawn."""
 
 Columns = Mapping[str, tuple[str, str]]
-"""Metrics shown in a progress bar: header -> (metric name, format)."""
+"""Metrics shown in a progress bar. Maps each header to a metric name and a format."""
 
 SAMPLING = {
     "problems": ("problems", ".0f"),

@@ -34,7 +34,7 @@ METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.upda
 """Phase -> worker method whose suggested fixes apply to it. Optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
-"""Memory component -> size in GB on one GPU."""
+"""Maps each memory component to its size in GB on one GPU."""
 
 
 def itemsize_of(dtype: str) -> int:

@@ -88,7 +88,7 @@ class RaySession(ExitStack):
 
     @property
     def busy_cores(self) -> int:
-        """Number of this machine's cores on which its workers compute."""
+        """Number of this machine's cores that its workers use."""
         on_gpu = self.device_type == "cuda"
         return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 

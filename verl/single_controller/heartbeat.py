@@ -45,7 +45,7 @@ def interval(detection_s: float) -> float:
 def _beats(
     connection: socket.socket, detection_s: float, hear: Callable[[bytes], None] = lambda beats: None
 ) -> Iterator[float]:
-    """Exchange beats until the other side hangs up, repeatedly yielding the seconds since it was last heard from.
+    """Exchange beats until the connection is closed, repeatedly yielding the seconds since the last received beat.
 
     A beat is a line with the :class:`Stage` of the sending process; ``hear`` receives the raw beats.
 
@@ -74,7 +74,7 @@ def _beats(
 
 
 class Heartbeat:
-    """Driver side of the heartbeat, with one thread that accepts workers and one listener thread per worker.
+    """Heartbeat server in the driver, with one thread that accepts workers and one listener thread per worker.
 
     Args:
         host: Address of this machine that the workers can reach.

@@ -49,7 +49,7 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Substring of Ray's message about a lost worker -> its meaning. Ray adds guesses and internal names."""
+"""Maps substrings of Ray's messages about a lost worker to their meaning. Ray adds guesses and internal names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -201,7 +201,7 @@ class WorkerGroup:
         return self.run(method, *arguments)
 
     def leave_out(self, error: MachineError) -> int:
-        """Continue without the lost worker and the rest of its world, and return its rank.
+        """Remove the lost worker and all other workers of its world, and return the lost worker's rank.
 
         This base class raises ``error`` because its workers cannot continue without the lost one.
         """

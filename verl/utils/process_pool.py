@@ -40,7 +40,7 @@ FAILURES = {
     pickle.PicklingError: "crash",
     ProcessExpired: "crash",
 }
-"""Exception that ends a task without a result -> reason in the verdict."""
+"""Maps each exception that ends a task without a result to the reason in the verdict."""
 
 ENDED = (TimeoutError, ProcessExpired)
 """Exceptions of a future whose process was killed or died."""

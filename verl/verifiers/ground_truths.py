@@ -15,7 +15,7 @@ MAX_DEPTH = 32
 """Maximum nesting depth of a value sent to a verifier process. Records in real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
-"""Tolerance in ``extra_info`` -> exclusive upper limit. At this limit, every answer would be correct."""
+"""Maps each tolerance in ``extra_info`` to its exclusive upper limit, at which every answer would be correct."""
 
 MAX_INTEGER_BITS = 1024
 """Maximum bit length of integers. Longer integers are rejected, because formatting them takes quadratic time."""

@@ -23,7 +23,7 @@ WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".to
 # Units
 
 UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit, *names.split()]}
-"""Name of a unit -> its canonical name."""
+"""Maps each name of a unit to its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
 """Units whose names denote variables more often than units."""
@@ -41,7 +41,7 @@ _POWERS: dict[str, int] = WORDS["powers"]
 _PREFIXES = {"k": "1000", "m": "1/1000", "M": "1000000", "µ": "1/1000000", "n": "1/1000000000", "G": "1000000000"}
 _PREFIXED = set(" ".join(WORDS["symbols"]).split())
 _SIZES: dict[str, str] = WORDS["sizes"]
-"""Unit -> its size in other units."""
+"""Maps each unit to its size in other units."""
 
 
 def is_unit(letters: str, short: bool) -> bool:

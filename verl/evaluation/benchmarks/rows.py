@@ -80,7 +80,7 @@ class Benchmark:
     """Data source, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are scored
     by ``multiple_choice`` regardless of this field."""
     relative_tolerance: float = 0.0
-    """Relative error up to which a decimal number counts as correct, or 0 to use the verifier's default."""
+    """Maximum relative error of a correct decimal number, or 0 to use the verifier's default."""
     licence: str = "unknown"
     """Published licence, as an SPDX identifier if one exists."""
     language: str = "en"

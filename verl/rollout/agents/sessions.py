@@ -89,7 +89,7 @@ class Session:
     """Reason for the agent's failure, or an empty string."""
     timed_out: bool = False
     thinks_since: float | None = None
-    """Time since which the run has been waiting for the agent, or None before its process has reported its start."""
+    """Time at which the run began to wait for the agent, or None before its process has reported its start."""
     begun: Counter[int] = field(default_factory=Counter)
     """Number of further rows, keyed by the digest of the tokens that they begin with."""
 

@@ -81,7 +81,7 @@ class Bridges:
         return ids[len(self.head) :]
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Like :meth:`between`, but leave out leading tokens with which ``turn`` already ends."""
+        """Like :meth:`between`, but omit leading tokens that ``turn`` already ends with."""
         bridge = self.between(messages)
         overlap = next((k for k in range(min(len(bridge), len(turn)), 0, -1) if list(turn[-k:]) == bridge[:k]), 0)
         return bridge[overlap:]

@@ -45,7 +45,7 @@ TOGETHER = 64
 """Number of ``async`` steps that are retried together if their process had to be killed."""
 
 MARGIN_S = 5.0
-"""Seconds after a step's time limit at which a process with ``async`` steps is killed."""
+"""Seconds between a step's time limit and the killing of its process, if the process runs ``async`` steps."""
 
 EXCHANGE_S = 0.05
 """Maximum seconds to wait for a reply to ``async`` steps before checking for new steps to start."""

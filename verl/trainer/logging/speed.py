@@ -63,15 +63,15 @@ BATCH = "batch"
 """Name under which the token counts of a step's whole batch are recorded."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Number of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
-only one with LoRA, because the weights are frozen and the adapters are negligible."""
+"""Number of passes over the weight matrices. A backward pass needs two of them, for the gradients of inputs and
+weights. With LoRA, it needs one, because the weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Attributes of ``transformers`` configs that contain the number of experts."""
 
 
 class Work(NamedTuple):
-    """Token counts of a phase, from which the number of model operations is computed."""
+    """Token counts of a phase, used to compute the number of model operations."""
 
     tokens: float
     """Number of tokens."""

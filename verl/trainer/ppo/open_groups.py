@@ -98,7 +98,7 @@ class OpenGroups:
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
 
     def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
-        """Return whether enough groups are complete and all other groups can still be trained on before they are due.
+        """Return whether enough groups are complete and all others can still be trained on by the time they are due.
 
         A group is due ``carried_steps`` steps after its admission, so at most j batches may be due in the next j steps.
 
