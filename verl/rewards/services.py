@@ -78,7 +78,7 @@ async def _gather(message: Message, answers: "_Answers") -> list[Verdict | str]:
 
 
 def _kill_if_blocked(loop: asyncio.AbstractEventLoop, limit_s: float, ended: Event) -> None:
-    """Kill this process if a call, such as ``time.sleep``, keeps the loop from running for ``limit_s`` seconds."""
+    """Kill this process if a call such as ``time.sleep`` blocks the loop for ``limit_s`` seconds."""
     while not ended.wait(1.0):
         ran = Event()
         loop.call_soon_threadsafe(ran.set)
@@ -123,7 +123,7 @@ def _source(path: str) -> Path:
 
 
 def question_key(question: Question) -> str:
-    """Return a digest of all that an answer depends on, including the source of the function."""
+    """Return a digest of everything that an answer depends on, including the function's source."""
     path = question[0]
     files = [_source(part) for _, part in summands(path)]
     code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
@@ -132,7 +132,7 @@ def question_key(question: Question) -> str:
 
 
 class _Answers:
-    """Answers by the digest of their question, in a database that survives the death of a process.
+    """Answers keyed by the digest of the question, in a database that persists if a process dies.
 
     Raises:
         ConfigError: If the file is not a database, or cannot be written.
@@ -166,7 +166,7 @@ class _Answers:
             return None
 
     def keep(self, key: str, verdict: Verdict) -> None:
-        """Store an answer at once, so that it is not asked for again if the process is killed."""
+        """Store an answer immediately, so that the question is not repeated if the process is killed."""
         if self._database is None:
             return
         try:

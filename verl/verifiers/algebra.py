@@ -144,7 +144,7 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, which algebra would drop.
+    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, lest they be dropped.
 
     ``^{\\prime}`` is replaced with ``'``.
     """

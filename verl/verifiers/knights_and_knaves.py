@@ -128,7 +128,7 @@ def _readable(truth: Mapping[str, str]) -> bool:
 
 
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the statements (name, ``knight`` or ``knave``) in ``text`` about ``people`` (lower case), in order.
+    """Return statements about ``people`` (lower case) as (name, ``knight`` or ``knave``) in the order of ``text``.
 
     A role applies to the names before it in its sentence, so "Alice and Bob are knights" yields two statements. "The
     others" are the people without an earlier statement. "Alice is a knight or a knave" yields two contradictory

@@ -252,7 +252,7 @@ class Sessions:
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
     def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
-        """Return new events and timeouts of ``thinking`` sessions, after up to a second if ``wait``."""
+        """Return new events and timeouts of ``thinking`` sessions. Wait up to one second for events if ``wait``."""
         limit = self.setup.options.agent.timeout_s
         found = drain(self._events, min(CHECK_S, limit) if wait and thinking else 0.0)
         alive = {event.session for event in found}
