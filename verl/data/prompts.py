@@ -132,7 +132,7 @@ class PromptLayout(NamedTuple):
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
         """Fill in the columns that ``answer_key`` and ``data_source`` provide, and optional columns that the row lacks.
 
-        Columns with the names of a custom reward function's parameters are added to ``extra_info``.
+        Columns for which a custom reward function has parameters are added to ``extra_info``.
         """
         if not scored:
             row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}

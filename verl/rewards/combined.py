@@ -86,7 +86,7 @@ def weighted_sum(
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return a unique name for each function, with the module's name if the function's is ambiguous or a result key.
+    """Return a name for each function: its own or, if that is a key of results or not the only one, with its module's.
 
     Names that are still equal are numbered.
     """

@@ -1,8 +1,8 @@
 """A reward function that asks a language model, at any address that speaks OpenAI's chat completions, for a verdict.
 
 It is a custom function: ``reward_score.custom_functions=["my_set=verl.rewards.judge:judge"]``, with its options in
-``reward_score.custom_kwargs``. Its calls therefore run concurrently, are retried and are cached as described in
-:mod:`verl.rewards.services`.
+``reward_score.custom_kwargs``. So its calls wait together, are repeated and are remembered as
+:mod:`verl.rewards.services` says.
 """
 
 import asyncio

@@ -123,7 +123,7 @@ def _source(path: str) -> Path:
 
 
 def question_key(question: Question) -> str:
-    """Return a digest of everything that an answer depends on, including the function's source."""
+    """Return a digest of all that an answer depends on, including the source of the function."""
     path = question[0]
     files = [_source(part) for _, part in summands(path)]
     code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
@@ -166,7 +166,7 @@ class _Answers:
             return None
 
     def keep(self, key: str, verdict: Verdict) -> None:
-        """Store an answer immediately, so that the question is not repeated if the process is killed."""
+        """Store an answer at once, so that it is not asked for again if the process is killed."""
         if self._database is None:
             return
         try:

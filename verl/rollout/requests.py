@@ -37,7 +37,7 @@ class ResponseRequests:
     max_tokens: list[int | None] | None = None
     """Maximum number of tokens in each response's next turn, or None to allow the remaining response length."""
     stop: list[list[str]] | None = None
-    """Strings that end each response's next turn, in addition to the run's stop strings."""
+    """Strings that end each response's next turn, besides those of the run."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 
