@@ -112,7 +112,7 @@ class MachineError(WorkerError):
 
 
 class HeadLost(MachineError):
-    """Raised if the head of the Ray cluster, and thus the cluster, is lost."""
+    """Raised if the head of the Ray cluster is lost, and thus the whole cluster."""
 
 
 class NoRoom(MachineError):

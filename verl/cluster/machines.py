@@ -23,7 +23,7 @@ RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 Say = Callable[[str], None]
 """Function that prints a line to the user."""
 Interrupt = Callable[[], None]
-"""Function that is called at least once a second during a wait. If it raises an exception, the wait ends."""
+"""Function that is called at least once a second during a wait. If the function raises an exception, the wait ends."""
 
 
 def never() -> None:
@@ -73,7 +73,7 @@ def run_on(
     limit_s: float = ANSWER_S,
     interrupt: Interrupt = never,
 ) -> dict[str, Any]:
-    """Run a function once per machine. ``calls`` maps the machines' node ids to the function's arguments.
+    """Run a function once on each machine. ``calls`` maps the machines' node ids to the function's arguments.
 
     Returns results by node id, except for machines that were lost or did not respond within ``limit_s``. Raises
     ``RayTaskError`` if the function raised an exception.

@@ -93,7 +93,7 @@ class TeacherPrompts:
             raise ConfigError(f"{where}: {error}") from error
 
     def _optional(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield the values of the parameters ``RESPONSE`` for each response, or an empty dict if they are not used."""
+        """Yield the values of the parameters in ``RESPONSE`` for each response, or an empty dict if none is used."""
         if not self.read_verdicts:
             yield from ({} for _ in batch.records)
             return

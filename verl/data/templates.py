@@ -82,7 +82,7 @@ def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of the :func:`template_stops` that are single tokens of the model.
 
     Engines search for stop strings in text without special tokens. With a base model whose end-of-sequence token is
-    different, they would therefore miss ``<|im_end|>``.
+    different, engines would therefore miss ``<|im_end|>``.
     """
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]

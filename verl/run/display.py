@@ -64,7 +64,7 @@ class RunDisplay:
         self._last_step, self._last_line, self._announced = 0, 0.0, ""
         self._ended: float | None = None
         self.errors: list[str] = []
-        """A line for each part of the run that failed, such as a model or a benchmark."""
+        """One line for each failed part of the run, such as a model or a benchmark."""
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),

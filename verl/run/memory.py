@@ -26,7 +26,7 @@ addition to the logits. ``ENTROPY_BYTES``: backward passes through the entropy, 
 ``SAMPLING_BYTES``: sorted float64 probabilities and their sums if ``rollout.name=hf`` samples."""
 
 SAME_MODEL = 0.05
-"""Maximum fraction of a model's parameters in norms and biases. Above it, the estimate does not apply."""
+"""Maximum fraction of a model's parameters in norms and biases to which the estimate applies."""
 WARNED = 0.9
 """Fraction of GPU memory above which a run prints a warning, because estimates omit fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
@@ -90,7 +90,7 @@ def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: 
 
 
 def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedConfig]) -> dict[str, Parts]:
-    """Estimate GB per GPU by phase and component. ``shapes`` has keys of ``config.models``, at least ``model``."""
+    """Estimate the GB per GPU by phase and component. ``shapes`` has keys of ``config.models``, at least ``model``."""
     model, actor, rollout, longest = config.model, config.actor, config.rollout, config.max_sequence_length
     policy, learners = shapes["model"], {"model": "", "critic.model": "critic "}
     workers, models = config.trainer.world_size, config.models

@@ -60,7 +60,7 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:
-    """Call ``run`` in a child that is killed if its parent ends, and write to ``writer`` when ``run`` ends."""
+    """Call ``run`` in a child process that is killed if its parent ends, and write to ``writer`` when ``run`` ends."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

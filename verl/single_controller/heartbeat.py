@@ -1,7 +1,7 @@
 """Heartbeats between the driver and its workers over a dedicated connection.
 
-By default, Ray's health checks take a minute to declare a silent machine dead. They are configured when the cluster
-starts, they notice lost machines but not stopped processes, and workers that lose their driver keep running. With
+By default, Ray's health checks take a minute to declare a silent machine dead. These checks are configured when the
+cluster starts and do not notice stopped processes, and workers that lose their driver keep running. With
 ``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (Ray alone:
 14 s), and the workers on the other side exit after 8 s (Ray alone: 140 s). With heartbeats, both sides react within
 ``detection_s``: the driver ends the attempt, and the worker exits.
@@ -154,7 +154,7 @@ def follow(settings: HeartbeatSettings, rank: int) -> None:
 def _set_alarm(detection_s: float) -> None:
     """Make the kernel kill the process if the heartbeat thread cannot run.
 
-    This happens if another thread holds the interpreter's lock or the process is stopped. The delay gives a process
+    The kill happens if another thread holds the interpreter's lock or the process is stopped. The delay gives a process
     that was stopped enough time to write its stacks.
     """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)

@@ -120,7 +120,7 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory of freed tensors to the system. Call this function before tensor sizes change."""
+    """Return the memory of freed tensors to the system. Call this function before working with other tensor sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -45,7 +45,7 @@ def compare_latex(
 
     Letters at the end of an expression are read as variables rather than units (``keep_variable``), including names in
     ``SHORT_UNITS`` if the ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides
-    whether they are close. By default, they must agree to six decimals and five significant digits.
+    whether they are close. By default, the numbers must agree to six decimals and five significant digits.
     """
     if measures_differ(answer, ground_truth):
         return False

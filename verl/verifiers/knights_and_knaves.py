@@ -57,8 +57,8 @@ def verify_knights_and_knaves(
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
     A correct answer states every person's role without contradictions. The answer is the last ``<answer>`` or else the
-    last box or else the text after the last "CONCLUSION:". Otherwise, it consists of the last statements in the
-    response, one per person. ``boxed`` is true if the answer is in tags or a box.
+    last box or else the text after the last "CONCLUSION:". Otherwise, the response's last statements are used, one per
+    person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """

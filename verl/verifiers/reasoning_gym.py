@@ -95,7 +95,7 @@ def load_generator(name: str, options: str) -> Any:
 def confined() -> Iterator[None]:
     """Block file writes, subprocesses, signals and network connections in this thread.
 
-    This prevents accidental side effects of evaluated answers. It is not a sandbox for malicious code.
+    The block prevents accidental side effects of evaluated answers. It is not a sandbox for malicious code.
     """
     _install_hook()
     _SCORING.active = True

@@ -22,7 +22,7 @@ from verl.verifiers.verdict import Info, Verdict
 BEST = 3.0
 """Score of tool calls that equal the ground truth's calls. The lowest score is its negative."""
 MAX_CALLS = 64
-"""Maximum number of tool calls in a response. If there are more, the calls get the lowest score."""
+"""Maximum number of tool calls in a response. A response with more calls gets the lowest score for calls."""
 
 _CALLS, _ANSWER = r"\n<tool_call>\n.*?\n</tool_call>", r"\n<response>.*?</response>"
 

@@ -193,7 +193,7 @@ def csv_text(summary: Summary) -> str:
 def overview_table(summary: Summary) -> pd.DataFrame:
     """Return the table for the terminal.
 
-    Its columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
+    The columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
     length, and the share of truncated responses.
     """
     table, ks = summary.table, comparison_ks(summary)

@@ -1,4 +1,4 @@
-"""HTTP server through which agents reach the policy. It runs in a thread of the driver.
+"""HTTP server through which agents reach the policy. The server runs in a thread of the driver.
 
 Every session has a separate address with a secret in its path; no other address answers. Requests become events for the
 sampling thread and wait for its reply.

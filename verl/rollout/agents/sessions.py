@@ -58,8 +58,8 @@ class Row(Conversation):
 
     session: int = field(kw_only=True)
     branch: tuple[int, int] | None = None
-    """Digest of the first messages' tokens, and the row's ordinal among rows that begin with them. They determine the
-    random stream of a further row. None for the first row, which uses the stream of the response."""
+    """Digest of the first messages' tokens, and the row's ordinal among rows that begin with them. Digest and ordinal
+    determine the random stream of a further row. None for the first row, which uses the stream of the response."""
     why: str = ""
     """Reason for opening this row (see docs/agents.md), or an empty string for the first row."""
     tools: list[dict[str, Any]] = field(default_factory=list)

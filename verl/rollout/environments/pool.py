@@ -1,8 +1,8 @@
 """Runs the environments of conversations in separate processes.
 
 An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
-``async``. Its state consists of JSON values and tensors and is stored with the conversation as JSON, so any process can
-run any step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
+``async``. The state consists of JSON values and tensors and is stored with the conversation, so any process can run any
+step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ ENVIRONMENT_LOG = "environment.log"
 """Name of the file for the output of tools and environments."""
 
 TOGETHER = 64
-"""Number of ``async`` steps that are retried together if their process had to be killed."""
+"""Number of ``async`` steps that are retried together after their process was killed."""
 
 MARGIN_S = 5.0
 """Seconds between a step's time limit and the killing of its process, if the process runs ``async`` steps."""

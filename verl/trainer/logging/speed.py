@@ -54,7 +54,7 @@ PEAK_TFLOPS = {
 }
 """Part of a GPU's name -> its peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second.
 The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4. For
-Hopper, Ada and Blackwell, they assume sparsity and list twice these values. H800 and A800 equal H100 and A100."""
+Hopper, Ada and Blackwell, NVIDIA assumes sparsity and lists twice these values. H800 and A800 equal H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
 """Maps each phase to its name in veRL's ``perf/mfu`` metrics."""
@@ -181,7 +181,7 @@ class ModelCost:
     """
 
     num_parameters: float
-    """N, the number of weights that multiply each token. It includes the output head, tied or not, but excludes the
+    """N, the number of weights that multiply each token. N includes the output head, tied or not, but excludes the
     embedding table and the inactive experts of a mixture of experts."""
     attention_width: int
     """The product L H Q, or 0 for a model without attention."""

@@ -440,7 +440,7 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     """Return the options, except ``data.shuffle``, that affect the prompt order or the responses stored in checkpoints.
 
-    A run can be resumed only if these options are unchanged. The result is empty if none of them is set.
+    A run can be resumed only if these options are unchanged. The result is empty if none of these options is set.
     """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""

@@ -22,7 +22,7 @@ class Verification:
     """
 
     records: Sequence[PromptRecord]
-    """Prompt of each of the B responses."""
+    """Prompts of the B responses."""
     tokenizer: PreTrainedTokenizerBase
     stop_strings: Sequence[str]
     verifiers: VerifierPool

@@ -45,7 +45,7 @@ At 16 bits, rounding changes a router's selection, so only wrong layers, heads, 
 def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
     """Return the tolerance for the precision of engine and trainer, or None if engine and trainer differ by design.
 
-    They differ if the engine quantizes, or samples from a modified distribution.
+    Engine and trainer differ if the engine quantizes, or samples from a modified distribution.
     """
     rollout = config.rollout
     sampling, kwargs = rollout.train_kwargs, rollout.engine_kwargs
