@@ -35,7 +35,7 @@ class Machine(NamedTuple):
 
     host: str
     resources: dict[str, float]
-    """Total resources, both in use and free."""
+    """All resources, whether in use or free."""
     rank: str
     """Machine number if scripts/cluster.sh started Ray on the machine, otherwise empty."""
 

@@ -32,7 +32,7 @@ ROOM = 1 << 30
 PATIENCE_S = 10.0
 """Maximum number of seconds until a file written by another machine appears in a network folder."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that select the network interface for collective communication. Values set by the user are kept."""
+"""Variables that select the network interface for collective communication. Values that the user has set are kept."""
 TIMEOUT_S = 300.0
 """Maximum number of seconds to wait for all machines if they do not have to download a model."""
 

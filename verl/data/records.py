@@ -31,7 +31,7 @@ RL_SCHEMA = pa.schema(
 """Schema of files with one prompt per row."""
 
 SFT_SCHEMA = pa.schema({"messages": MESSAGES})
-"""Schema of files with one chat per row. Each chat ends with a message of the assistant."""
+"""Schema of files with one chat per row. Each chat ends with an assistant message."""
 
 
 def rl_record(

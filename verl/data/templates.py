@@ -74,7 +74,7 @@ def find_template(name: str, field: str = "template") -> Template:
 
 
 def template_stops(name: str) -> list[str]:
-    """Return the template's strings that end a response. Raises ``ConfigError`` if the template does not exist."""
+    """Return the template's stop strings. Raises ``ConfigError`` if the template does not exist."""
     return list(find_template(name).stops)
 
 

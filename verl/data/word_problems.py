@@ -32,7 +32,7 @@ def draw(rng: random.Random) -> GeneratedProblem:
 
 
 Parts = tuple[str, str, int]
-"""Question without ``INSTRUCTION``, worked steps, and answer."""
+"""Question (without ``INSTRUCTION``), worked steps, and answer."""
 
 
 def _more(rng: random.Random) -> Parts:

@@ -36,7 +36,7 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class StoredScore:
-    """Reward model score of one sample."""
+    """Score of one sample by the reward model."""
 
     problem: int
     sample: int

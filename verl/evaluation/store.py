@@ -96,7 +96,7 @@ def _read(value: Any, kind: Any) -> Any:
 
 
 class RecordFile(Generic[RecordT]):
-    """Append-only JSON Lines file of dataclass records. Use it as a context manager.
+    """Append-only JSON Lines file of dataclass records. Use the file as a context manager.
 
     Args:
         path: File path. The file is created if missing.

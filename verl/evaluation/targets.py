@@ -167,7 +167,7 @@ def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = 
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Return the number and model path of ``step`` (``LAST`` is the newest). Raise ``ConfigError`` if it is missing."""
+    """Return the number and model path of ``step`` (``LAST``: newest). Raise ``ConfigError`` if the step is missing."""
     if step == 0:
         model = find_model(base or _run_text(root, "model", "path"))
         if not model:

@@ -42,7 +42,7 @@ class ResponseRequests:
     """Version of the current weights, used if ``partial`` has ``version``."""
 
     def of(self, places: Sequence[int]) -> "ResponseRequests":
-        """Return the requests at the indices ``places``."""
+        """Return the requests at the indices in ``places``."""
         names = ("rows", "prompt_ids", "streams", "overrides", "max_tokens", "stop")
         known = {name: values for name in names if (values := getattr(self, name)) is not None}
         chosen: dict[str, Any] = {name: [values[i] for i in places] for name, values in known.items()}

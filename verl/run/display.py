@@ -47,7 +47,7 @@ SAMPLING_LINES_S = 15.0
 
 
 class RunDisplay:
-    """A progress bar over steps with the latest metrics below it. Use it as a context manager.
+    """A progress bar over steps with the latest metrics below it. Use the bar as a context manager.
 
     Args:
         title: Name of the run to show.

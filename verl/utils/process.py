@@ -58,7 +58,7 @@ class Stage:
 
 
 def set_stage(name: str) -> None:
-    """Set the current activity of this process. Workers report it to the driver with their heartbeats."""
+    """Set the current activity of this process. Workers report the activity to the driver with their heartbeats."""
     Stage.name = name
 
 
@@ -91,8 +91,8 @@ def freeze_objects() -> None:
 def memory_limit(more: int) -> Iterator[None]:
     """Limit the growth of the process's address space to ``more`` bytes inside the block.
 
-    Allocations beyond the limit fail, in Python with ``MemoryError``. On systems other than Linux, the limit has no
-    effect.
+    Allocations beyond the limit fail. In Python, they raise ``MemoryError``. On systems other than Linux, the limit has
+    no effect.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]

@@ -122,7 +122,7 @@ class KillablePool:
         return self._dispatcher.submit(work, *arguments)
 
     def close(self) -> None:
-        """Stop the processes, even during a batch. This method may be called twice."""
+        """Stop the processes, even during a batch. Repeated calls are allowed."""
         if not self._closed:
             self._closed = True
             # The dispatching thread must stop the processes, because they end with the thread that started them.
@@ -135,7 +135,7 @@ class KillablePool:
         arguments: Sequence[Any],
         on_lost: Callable[[int, BaseException], None] | None = None,
     ) -> list[Any]:
-        """Call a function with each argument in the pool. Return its results, or the exceptions that it raised.
+        """Call a function in the pool, once for each argument, and return its results or the exceptions that it raised.
 
         If an argument, result or exception cannot be sent between processes, only the task that it belongs to fails.
 

@@ -28,7 +28,7 @@ LIBRARIES = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     f"{HERE.parents[1]}/",
 )
-"""Folders that do not contain user code."""
+"""Folders whose files are not user code."""
 
 
 def is_file(path: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from verl.verifiers.verdict import Info, Verdict
 
 BEST = 3.0
-"""Score of tool calls that equal the ground truth's calls. The lowest score is its negative."""
+"""Score of tool calls that equal the ground truth's calls. The lowest score is the negative of this value."""
 MAX_CALLS = 64
 """Maximum number of tool calls in a response. A response with more calls gets the lowest score for calls."""
 

@@ -150,7 +150,7 @@ _AGENT: list[tuple[Any, AgentConfig]] = []
 _LOOP: list[asyncio.AbstractEventLoop] = []
 
 _THREADS: list[threading.Thread] = []
-"""Threads that run agent functions that are not coroutines."""
+"""Threads for agent functions that are not coroutines."""
 
 
 def _prepare(options: AgentConfig, log: Path | None) -> None:

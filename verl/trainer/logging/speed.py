@@ -229,7 +229,7 @@ class StepMetrics:
     """Callable that converts a :class:`StepRecord` to this module's metrics."""
 
     world_size: int
-    """Number of workers that hold the models."""
+    """Number of workers that compute with the models."""
     passes: Mapping[str, tuple[ModelCost, int]]
     """Maps each phase to the cost of its model and the number of passes over the weight matrices."""
     peak: float | None

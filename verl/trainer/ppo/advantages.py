@@ -36,7 +36,7 @@ class ResponseRewards:
     tokenizer: PreTrainedTokenizerBase | None
     """Tokenizer of the reward model, or None if there is no reward model."""
     workers: WorkerGroup
-    """Workers that hold the reward model."""
+    """Workers that run the reward model."""
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Return the reward of each response, [B] float64, and metrics.
