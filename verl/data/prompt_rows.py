@@ -82,7 +82,7 @@ class PromptReader:
         )
 
     def add(self, record: PromptRecord, where: str) -> None:
-        """Tokenize a record and add it if it is not too long. Raise ``ConfigError`` if it does not fit the template."""
+        """Tokenize a record, and add it unless too long. Raise ``ConfigError`` if the template rejects the record."""
         config = self.config
         ids = self._render(record.messages, record.tools, where)
         if len(ids) > config.max_prompt_length:

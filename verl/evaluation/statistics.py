@@ -48,8 +48,8 @@ AVERAGE = "macro average"
 
 MIN_CHANGED = 6
 """Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer
-problems, the probability that all of them differ in the same direction by chance exceeds 5% (2 / 2^5 for five
-problems), even if the bootstrap interval excludes zero."""
+problems, all differences have the same sign by chance with a probability above 5% (2 / 2^5 for five problems), even if
+the bootstrap interval excludes zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]

@@ -28,8 +28,8 @@ class ResponseRequests:
     overrides: list[SamplingConfig] | None = None
     """Sampling options of each response, or None to use ``sampling`` for all responses."""
     temperatures: Any = None
-    """Temperature for each position in the response, as a [T] float32 array whose last entry also applies to all later
-    positions, or None to use the temperature in the sampling options."""
+    """Temperature for each position in the response, [T] float32, or None to use the temperature in the sampling
+    options. The last entry also applies to all later positions."""
     partial: Optional["Batch"] = None
     """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (if an engine cut them) or
     ``source`` (if the environment extended them after a turn); new responses are empty. None if all responses are

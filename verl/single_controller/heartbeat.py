@@ -2,8 +2,8 @@
 
 By default, Ray's health checks take a minute to declare a silent machine dead. These checks are configured when the
 cluster starts and do not notice stopped processes, and workers that lose their driver keep running. With
-``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (Ray alone:
-14 s), and the workers on the other side exit after 8 s (Ray alone: 140 s). With heartbeats, both sides react within
+``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (14 s with
+Ray alone). The disconnected workers exit after 8 s (140 s with Ray alone). With heartbeats, both sides react within
 ``detection_s``: the driver ends the attempt, and the worker exits.
 """
 

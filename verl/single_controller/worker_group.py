@@ -188,8 +188,8 @@ class WorkerGroup:
 
         A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
-        If a method yields values, they stay in Ray's object store, and its result is a :class:`Stored` that can be
-        passed to other methods instead of the values.
+        If a method yields values, they stay in Ray's object store. The result is a :class:`Stored`, which can be passed
+        to other methods instead of the values.
 
         Raises:
             WorkerError: If a worker raises or dies.
@@ -211,8 +211,8 @@ class WorkerGroup:
         """Like :meth:`run`, but pass each worker one contiguous share of ``batch``, in rank order.
 
         Shares differ by at most one row. A batch with fewer rows than shares raises ``ValueError`` because idle ranks
-        would hang the others. Each set of ``copies`` consecutive workers processes the same share, which is stored only
-        once for all of them, and only the first of them returns its result.
+        would hang the others. ``copies`` consecutive workers process the same share, which is stored only once. Only
+        the first of these workers returns its result.
         """
         size, num_shares = len(batch), self.world_size // copies
         if size < num_shares:

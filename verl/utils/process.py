@@ -68,8 +68,8 @@ def loading() -> Iterator[None]:
 
     Objects that exist at the end of the block are excluded from later collections.
 
-    Otherwise, the collector would repeatedly scan all modules imported so far, which takes a quarter of vLLM's import
-    time, and scan all modules again in every full collection.
+    Otherwise, the collector would repeatedly scan all imported modules. These scans take a quarter of vLLM's import
+    time, and every full collection would repeat them.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -109,8 +109,8 @@ def memory_limit(more: int) -> Iterator[None]:
 def keep_freed_memory() -> bool:
     """Configure the C library to reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
-    Otherwise, the system clears each page before a process gets it, which takes a third of the forward pass of a small
-    model and of the step of a 135-million-parameter model. :func:`return_freed_memory` releases the memory. Returns
+    Otherwise, the system clears each new page of a process. Clearing takes a third of a small model's forward pass and
+    a third of a step with a 135-million-parameter model. :func:`return_freed_memory` releases the memory. Returns
     whether the C library supports these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -72,10 +72,10 @@ def after_thinking(text: str) -> str:
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
     """Return a response's answer (None if absent) and whether it was in a box.
 
-    The answer is the first of these that exists: the last box, the number after the last ``####``, the rest of the
-    sentence after the last "answer is" (or "answer:", 答案是), or the last number. Boxes and numbers include context
-    that changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation``
-    is set, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
+    The answer is the last box. Without a box, it is the number after the last ``####``, else the rest of the sentence
+    after the last "answer is" (or "answer:", 答案是), else the last number. Boxes and numbers include context that
+    changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation`` is
+    set, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
     """
     boxed = boxed_with_context(text)
     if boxed is not None:

@@ -145,8 +145,8 @@ _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
     """Parse unified ``text`` as a number and unit: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
-    Return None if there is no plain number, or if it may be followed by a variable (as in ``3x``, ``2 ab`` and, without
-    ``short``, ``5 m``).
+    Return None without a plain number, or if a variable may follow the number (as in ``3x``, ``2 ab`` and, unless
+    ``short`` is set, ``5 m``).
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
     value = plain_number(re.sub(r"[¥€£\s]", "", match[1]).rstrip(",")) if match else None

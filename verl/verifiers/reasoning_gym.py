@@ -1,8 +1,8 @@
 """Verifier for reasoning-gym problems, which scores a response with the scorer of the problem's generator.
 
-The ground truth contains the generator's name and options, which some scorers read, and the whole problem as a Python
-literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so operations that affect anything
-outside the process are refused during scoring.
+The ground truth contains the generator's name, its options (for scorers that read them), and the whole problem. The
+problem is a Python literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so operations
+that affect anything outside the process are refused during scoring.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """Agent sessions as conversations that the run's engines sample.
 
-A session is an episode, and each of its requests is a turn. If a request's messages extend the messages of a row, it
-continues this row: the row's tokens stay as they were sampled, followed by a bridge. Any other request opens a further
-row of the episode, because the agent compacted its history, dropped thoughts, or started another history.
+A session is an episode, and each of its requests is a turn. A request whose messages extend those of a row continues
+the row. The row's tokens stay as sampled, followed by a bridge. Any other request opens a further row of the episode,
+because the agent compacted its history, dropped thoughts, or started another history.
 
 Legend: B sessions.
 """

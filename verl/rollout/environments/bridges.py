@@ -1,7 +1,7 @@
 """Bridges between two policy turns, which render an environment's messages with the chat template.
 
-The history is never re-rendered: the policy reads its own tokens exactly as sampled, followed by a bridge, which is the
-text that a rendered conversation contains after the assistant's turn.
+The history is never re-rendered. The policy reads its own tokens exactly as sampled, followed by a bridge: the text
+that follows the assistant's turn in a rendered conversation.
 """
 
 from collections.abc import Mapping, Sequence

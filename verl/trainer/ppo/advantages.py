@@ -191,7 +191,7 @@ class AdvantageEstimation:
         """Return ``teacher.coef`` times log q - log p of the sampled tokens, [B, R] float64.
 
         Here q is the teacher and p the policy before the update. On the policy's own samples, the mean of log p - log q
-        is the reverse KL divergence, so learning from these advantages reduces this divergence.
+        is the reverse KL divergence. Learning from these advantages reduces the divergence.
         """
         options, limit = self.config.teacher, self.config.teacher.loss_max_clamp or math.inf
         ratios = batch.padded("teacher_logprobs").double() - batch.padded("old_logprobs").double()
