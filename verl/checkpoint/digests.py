@@ -88,7 +88,7 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _files_of(path: str, is_file: bool) -> Iterator[Path]:
-    """Yield the file of the user code at an import path. If ``is_file`` is set, ``path`` is a file path."""
+    """Yield the file of the user code at an import path. If ``is_file``, ``path`` is a file path instead."""
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:
         yield from [Path(module)] if Path(module).is_file() else []

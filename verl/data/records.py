@@ -88,7 +88,7 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
     """Return the messages in ``value``, an entry of the column ``key``, in the form that chat templates expect.
 
     Null fields are removed, except for the content of messages with tool calls. Contents that consist of text parts are
-    joined, and arguments of tool calls are parsed. ``what`` is the name of the chat in error messages.
+    joined, and arguments of tool calls are parsed. Error messages call the chat ``what``.
 
     Raises ``ConfigError`` if the chat is malformed or empty. The message contains ``where``, ``key`` and ``option``.
     """
