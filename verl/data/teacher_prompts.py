@@ -45,7 +45,7 @@ class TeacherPrompts:
         return bool(self.function.optional)
 
     def try_on(self, record: PromptRecord, group_size: int) -> None:
-        """Call the function with ``record`` and empty, wrong responses. Raises the same errors as :meth:`of_batch`."""
+        """Test the function with ``record`` and empty responses. Raises the same errors as :meth:`of_batch`."""
         optional = dict(zip(RESPONSE, (*EXAMPLE, [EXAMPLE] * (group_size - 1)), strict=True))
         on_trial = ", on trial with empty, wrong responses" if self.read_verdicts else ""
         self._tokens(record, optional, f"{self.function.where}, prompt {record.uid}{on_trial}")

@@ -1,6 +1,6 @@
 """Stores responses of a run in its folder ``samples/``, as one Parquet file per training step and validation.
 
-A file becomes visible only when complete. Any Parquet reader can load them together: ``pandas.read_parquet(folder)``.
+A file becomes visible only when complete. Any Parquet reader can load all files: ``pandas.read_parquet(folder)``.
 """
 
 from collections.abc import Callable, Iterator

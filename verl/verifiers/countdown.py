@@ -19,7 +19,7 @@ from verl.verifiers.lexicon import plain_number
 from verl.verifiers.verdict import Info, Verdict
 
 MAX_CHARS = 400
-"""Maximum length of an expression. Longer expressions count as wrong. Four numbers need about twenty characters."""
+"""Maximum length of an expression; longer ones are wrong. An expression with four numbers has about 20 characters."""
 
 MAX_NUMBERS = 32
 """Maximum number of given numbers in a problem."""

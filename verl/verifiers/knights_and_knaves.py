@@ -56,8 +56,8 @@ def verify_knights_and_knaves(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    A correct answer states every person's role without contradictions. The answer is the last ``<answer>`` or else the
-    last box or else the text after the last "CONCLUSION:". Otherwise, the response's last statements are used, one per
+    A correct answer states every person's role without contradictions. The answer is the last ``<answer>``, or else the
+    last box, or else the text after the last "CONCLUSION:". Otherwise, the response's last statements are used, one per
     person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.

@@ -110,7 +110,7 @@ class Problem:
     place: str = field(default="", compare=False)
     """File and line of the problem, for error messages."""
     answer_field: str = field(default="answer", compare=False)
-    """Field of the answer, for error messages."""
+    """Name of the answer's field, for error messages."""
     messages: Sequence[Mapping[str, Any]] = ()
     """Chat that replaces the question in the prompt, or empty."""
     state: str = ""

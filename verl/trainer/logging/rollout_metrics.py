@@ -29,7 +29,7 @@ MAX_SOURCES = 16
 
 
 def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
-    """Return prompt and response lengths in tokens.
+    """Return metrics of prompt and response lengths in tokens.
 
     ``prompt_length/clip_ratio`` is the fraction of prompts with ``data.max_prompt_length`` tokens, and
     ``response_length/clip_ratio`` is the fraction of responses truncated at ``data.max_response_length``.
