@@ -1,7 +1,7 @@
 """Provides the Python interface: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
 
-Each run is a separate process, and its results are read from its folder. An interrupt or error ends the run without
-ending the caller's process, such as a notebook kernel.
+Each run is a separate process, and its results are read from its folder. An interrupt or error ends the run but not the
+caller's process, which may be a notebook kernel.
 """
 
 import json

@@ -53,7 +53,7 @@ def correlate(columns: Array, weights: Counts) -> Array:
 
 
 def partial(correlations: Array) -> Array:
-    """Return partial correlations ``[..., C, C]`` given the first column, with NaN where it determines a column."""
+    """Return partial correlations ``[..., C, C]`` given the first column, or NaN if that column determines another."""
     with_first = correlations[..., :1, :]
     rest = (1 - with_first**2) * (1 - np.swapaxes(with_first, -1, -2) ** 2)
     with np.errstate(invalid="ignore", divide="ignore"):

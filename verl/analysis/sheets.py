@@ -158,7 +158,7 @@ def prompt_row(
 
 
 def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
-    """Return the rows of one model on one benchmark, identified by the values ``place`` of the ``MODEL`` columns."""
+    """Return the rows of one model on one benchmark, given as the values in ``place`` of the ``MODEL`` columns."""
     return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
 
 

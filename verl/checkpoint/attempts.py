@@ -23,7 +23,7 @@ ATTEMPT = ".attempt"
 """File in a run's folder that contains the number of the newest attempt."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error numbers on file systems without locks, which cannot prevent a second process from writing."""
+"""Error numbers of file systems without locks. On them, a second process is not prevented from writing."""
 
 
 class StaleAttempt(RuntimeError):

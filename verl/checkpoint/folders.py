@@ -1,7 +1,7 @@
 """Manages checkpoints on disk, which are written atomically and verified before use.
 
-``<run>/global_step_<N>/`` is written under a temporary name. It is renamed once all files are on disk, including
-``manifest.json`` with their sizes and checksums. ``latest_checkpointed_iteration.txt`` contains the latest step.
+``<run>/global_step_<N>/`` is written under a temporary name. The folder is renamed once its files are on disk, with
+their sizes and checksums in ``manifest.json``. ``latest_checkpointed_iteration.txt`` contains the latest step.
 """
 
 import json
@@ -26,7 +26,7 @@ STATE = "trainer_state.json"
 FORMAT = 2
 """Format version in the manifest, increased when a change to the trainer state makes older checkpoints unusable."""
 READ_SUFFIXES = (".safetensors", ".json")
-"""Files with these suffixes, whatever their names, are read when a run resumes."""
+"""Suffixes of the files that are read when a run resumes."""
 EXPORTED = "huggingface"
 """Folder of a model in ``transformers`` format, which may be added to a checkpoint later."""
 _NAME = re.compile(r"global_step_(\d+)")
@@ -38,7 +38,7 @@ class DamagedCheckpoint(ConfigError):
 
 
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
-    """Create a folder, with the attempt's number in its name, in which to write the checkpoint of ``step``.
+    """Create a folder for writing the checkpoint of ``step``, with the attempt's number in its name.
 
     Folders differ between attempts, so a worker that outlives its attempt cannot write to a newer attempt's folder.
 
@@ -212,7 +212,7 @@ def latest_checkpoint(root: Path) -> Path | None:
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:
     """Remove unfinished checkpoints of ``attempt`` and earlier attempts, or of all attempts if ``attempt`` is None.
 
-    An earlier attempt may still be using them: its workers may be writing, or its driver may be completing one.
+    An earlier attempt may still be writing or completing such a checkpoint.
     """
     for folder in root.glob(".global_step_*.unfinished"):
         match = _ATTEMPT.search(folder.name)
@@ -240,7 +240,7 @@ def _discard(folder: Path) -> None:
 def steps_to_keep(
     steps: Collection[int], newest: int, always: Collection[int], scores: Mapping[int, float]
 ) -> set[int]:
-    """Return the steps whose checkpoints to keep.
+    """Return the steps whose checkpoints are kept.
 
     Args:
         newest: Number of newest checkpoints to keep, or 0 to keep all checkpoints.

@@ -20,7 +20,7 @@ def is_requeued(trainer: RunConfig) -> bool:
 
 
 def resume_line(trainer: RunConfig) -> str:
-    """Return a line that tells the user with which options to resume a run that has ended."""
+    """Return a line that lists the options to use to resume a run that has ended."""
     folder = Path(trainer.default_local_dir)
     if (folder / "summary.json").is_file():  # a run writes this file last
         return f"the run is complete: {folder}/summary.json"

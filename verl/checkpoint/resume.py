@@ -151,7 +151,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return a metric's ``name``, highest value and the first step with this value, or None if it has no values.
+    """Return the ``name`` of a metric, its highest value and the first step with that value, or None without values.
 
     Args:
         validations: Step -> metrics of the validation at that step.

@@ -220,7 +220,7 @@ class RecordingFiles(FileSystem):
 
     def __init__(self) -> None:
         self.records: dict[str, FileRecord] = {}
-        """File name -> size and checksum."""
+        """Maps each file name to the file's size and checksum."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
@@ -232,7 +232,7 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Return the number of each tensor's file, from 1, keyed by tensor name. A new file starts after ``num_bytes``."""
+    """Map each tensor's name to the number of its file, starting at 1. A new file starts after ``num_bytes``."""
     numbers, total = {}, 0
     # Sort the names, because a resumed optimizer has its tensors in a different order.
     for name in sorted(tensors):

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals with which schedulers reclaim machines. Slurm's option ``--signal`` sends SIGUSR1 before the time limit."""
+"""Signals that schedulers send to reclaim machines. Slurm's option ``--signal`` sends SIGUSR1 before the time limit."""
 
 REPEATED_S = 5.0
-"""Seconds within which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
+"""Seconds for which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
 
 REQUEUE = os.EX_TEMPFAIL
 """Exit code (75) of a process whose run should be restarted with the same command."""
@@ -20,7 +20,7 @@ PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*",
 """Name patterns of environment variables that are always passed to the workers on every machine."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")
-"""Variables whose values apply to one machine only. On other machines, Ray and the run set them."""
+"""Variables whose values apply to one machine only. Ray and the run set these variables on other machines."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
 """Pattern for names of variables whose values must not be logged. Ray logs a worker's declared environment."""

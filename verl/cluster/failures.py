@@ -27,11 +27,11 @@ ON_GPU = {
     "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
     "ref": "set ref.param_offload=true",
 }
-"""Values of the placeholders in :data:`FIXES` if a GPU runs out of memory."""
+"""Values for the placeholders in :data:`FIXES` if a GPU runs out of memory."""
 FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
 ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
 ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
-"""Values of the placeholders if the host, whose memory then contains models and libraries, runs out of memory."""
+"""Values for the placeholders if the host runs out of memory and the models run on the CPU."""
 BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
 """Fix to suggest if the host runs out of memory although the models are on GPUs."""
 
@@ -63,7 +63,7 @@ FIXES = {
     "save": "set trainer.async_save=false; {workers}",
     "load": "{hold}",
 }
-"""Worker method -> options that lower the method's memory use."""
+"""Maps worker methods to options that lower their memory use."""
 
 PHASES = {
     "start": "start of models and engine",
@@ -76,7 +76,7 @@ PHASES = {
     **dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor"),
     "critic.update": "update_critic",
 }
-"""Worker method -> name of its phase in the log, if it differs from the method's name."""
+"""Maps each worker method whose phase has a different name in the log to that name."""
 
 ENGINE_MESSAGES = (
     "No available memory for the cache blocks",
@@ -112,7 +112,7 @@ class MachineError(WorkerError):
 
 
 class HeadLost(MachineError):
-    """Raised if the head of the Ray cluster, and thus the cluster, is lost."""
+    """Raised if the head of the Ray cluster is lost, and thus the whole cluster."""
 
 
 class NoRoom(MachineError):

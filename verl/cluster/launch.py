@@ -124,7 +124,7 @@ def address(host: str) -> str:
 
 
 def claim(start: Start) -> str:
-    """Return this machine's address as machine 0. Raise ``ConfigError`` if another cluster uses the folder or port."""
+    """Return machine 0's own address. Raise ``ConfigError`` if another cluster uses the folder or port."""
     require_private(start.folder)
     own, deadline = address(start.host), time.monotonic() + GOODBYE_S
     head = f"{own}:{start.port}"
@@ -254,7 +254,7 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
 
 
 def _ray_settings() -> dict[str, str]:
-    """Return settings with which Ray gives up on an unresponsive machine or head when the run does."""
+    """Return settings that make Ray give up on an unresponsive machine or head after the same time as the run."""
     silent_s = int(os.environ.get("VERL_DETECTION_S", 60))
     settings = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
     settings |= {"health_check_failure_threshold": 3, "gcs_rpc_server_reconnect_timeout_s": silent_s}

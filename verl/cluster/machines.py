@@ -17,17 +17,17 @@ LOOK_S = 1.0
 ANSWER_S = 20.0
 """Maximum number of seconds for a machine to start a process and respond."""
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
-"""Device type -> Ray's name of the resource."""
+"""Maps each device type to Ray's name of the resource."""
 
 
 Say = Callable[[str], None]
 """Function that prints a line to the user."""
 Interrupt = Callable[[], None]
-"""Function that is called at least once a second during a wait. If it raises an exception, the wait ends."""
+"""Function that is called at least once a second during a wait. If the function raises an exception, the wait ends."""
 
 
 def never() -> None:
-    """Do nothing, as an :data:`Interrupt` that never ends a wait."""
+    """Do nothing; used as :data:`Interrupt` if nothing is to end a wait."""
 
 
 class Machine(NamedTuple):
@@ -35,7 +35,7 @@ class Machine(NamedTuple):
 
     host: str
     resources: dict[str, float]
-    """Total resources, both in use and free."""
+    """All resources, whether in use or free."""
     rank: str
     """Machine number if scripts/cluster.sh started Ray on the machine, otherwise empty."""
 
@@ -73,7 +73,7 @@ def run_on(
     limit_s: float = ANSWER_S,
     interrupt: Interrupt = never,
 ) -> dict[str, Any]:
-    """Run a function once per machine. ``calls`` maps the machines' node ids to the function's arguments.
+    """Run a function once on each machine. ``calls`` maps the machines' node ids to the function's arguments.
 
     Returns results by node id, except for machines that were lost or did not respond within ``limit_s``. Raises
     ``RayTaskError`` if the function raised an exception.
@@ -192,7 +192,7 @@ def _counts(count: Callable[[], int], nnodes: int, say: Say, interrupt: Interrup
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
-    """Count the machines with room for workers that can run a task, since Ray also lists unreachable machines."""
+    """Count the machines that have room for workers and respond, since Ray also lists unreachable machines."""
     machines = machines_with(workers_per_node, device_type)
     return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), never))
 

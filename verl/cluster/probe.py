@@ -32,7 +32,7 @@ ROOM = 1 << 30
 PATIENCE_S = 10.0
 """Maximum number of seconds until a file written by another machine appears in a network folder."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that select the network interface for collective communication. Values set by the user are kept."""
+"""Variables that select the network interface for collective communication. Values that the user has set are kept."""
 TIMEOUT_S = 300.0
 """Maximum number of seconds to wait for all machines if they do not have to download a model."""
 
@@ -52,7 +52,7 @@ class MachineFacts(NamedTuple):
 
 
 def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Sequence[str], room: int) -> MachineFacts:
-    """Check the machine that runs this function.
+    """Check the folders, disk space, models and data files of this machine, and return the results.
 
     Args:
         head: ``host:port`` of the cluster's head.
@@ -164,7 +164,7 @@ def survey(
 
 
 def _complaints(machine: MachineFacts) -> list[str]:
-    """Return a line for each problem of a machine. A version that differs from this machine's is a problem, too."""
+    """Return a line for each problem of a machine, including versions that differ from this machine's."""
     name, here = f"{machine.host} ({machine.address})", versions()
     packages = [
         (package, machine.versions.get(package, "missing"), here.get(package, "missing"))

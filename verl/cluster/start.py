@@ -66,7 +66,7 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
     """Return ``cuda`` or ``cpu``. Resolve ``auto`` to ``cuda`` if there is a GPU, otherwise to ``cpu``.
 
-    A GPU that torch cannot use is an error. Otherwise, a run might compute on the CPU for days before this is noticed.
+    A GPU that torch cannot use raises an error. Otherwise, a run might use the CPU for days before the user notices.
 
     On a cluster, all machines are checked for GPUs, since they may differ from this machine.
 

@@ -7,8 +7,8 @@ layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
     4821 - 377   ->  4821-0377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-0-0=4-00;4444 \\boxed{4444}
     347 * 6      ->  347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \\boxed{2082}
 
-The third number of a step is the carry or borrow, which is copied from the previous step. Because of the fixed layout,
-the model only needs to copy digits over a few fixed distances, so it learns the task in a few hundred steps.
+The third number of a step is the carry or borrow from the previous step. Because of the fixed layout, the model only
+needs to copy digits over a few fixed distances, so it learns the task in a few hundred steps.
 """
 
 import random
@@ -39,7 +39,7 @@ class ArithmeticTask:
     difference_digits: tuple[int, int] = (3, 4)
     """Range of the number of digits in each operand of a difference. The larger operand comes first."""
     product_digits: tuple[int, int] = (2, 3)
-    """Range of the number of digits in a product's first factor. The second factor is one digit from 2 to 9."""
+    """Range of the number of digits in a product's first factor. The second factor is a single digit from 2 to 9."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in vars(self).items():
@@ -97,7 +97,7 @@ def _product_step(x: int, y: int, carry: int) -> tuple[str, int, int]:
 
 
 _STEPS = {"sum": _sum_step, "difference": _difference_step, "product": _product_step}
-"""Kind -> f(digit, digit, carry) -> (text of the step, resulting digit, next carry)."""
+"""Maps each kind to a function of two digits and a carry that returns the step's text, its digit and the next carry."""
 
 
 def _draw_operand(rng: random.Random, digits: tuple[int, int]) -> int:

@@ -28,13 +28,13 @@ Row = dict[str, Any]
 MAX_BYTES, MAX_EXPANSION = 1 << 28, 200
 """Memory limit for the rows of a parquet file: ``MAX_BYTES`` or, if larger, ``MAX_EXPANSION`` times the file size."""
 OVERHEAD = 4
-"""Upper bound on the memory needed to read rows, relative to the memory that the rows need."""
+"""Upper bound on the memory used while reading rows, as a multiple of the rows' own size."""
 BYTES_PER_ROW = 100
 """Minimum size of a row in memory in bytes."""
 ROWS_AT_A_TIME = 4096
 
 PROBE_S = 10.0
-"""Seconds to wait for a response of the hub. After that, only the local cache is used."""
+"""Seconds to wait for a response from the hub before using only the local cache."""
 
 _FIX = "correct or remove it"
 

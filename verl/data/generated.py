@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from verl.config.checks import require
 
 SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Split -> its share of all questions, in 32nds."""
+"""Maps each split to its share of all questions, in 32nds."""
 
 MAX_MISSES = 10_000
-"""Number of consecutive draws without a new question after which a task has too few questions."""
+"""Number of consecutive draws without a new question after which a task is considered to have too few questions."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class GeneratedProblem:
 
     question: str
     solution: str
-    """Worked steps that end with the answer in the form that the task's verifier expects."""
+    """Worked steps, ending with the answer in the form expected by the task's verifier."""
     answer: str
     """Nonnegative integer in decimal, without leading zeros."""
     kind: str

@@ -22,7 +22,7 @@ class PromptRecord:
     opens_thought: bool
     """Whether the prompt ends with ``<think>``."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Tool schemas from the data file to render in the prompt, overriding the run's."""
+    """Tool schemas from the data file, which replace the run's schemas in the prompt."""
     state: str = ""
     """Initial state of the environment as JSON, if the prompt contains an observation."""
 

@@ -39,7 +39,7 @@ NOTES = {
     "first: {first})",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Kind of note for the user -> its text."""
+"""Maps each kind of note for the user to its text."""
 
 
 class PromptReader:
@@ -54,13 +54,13 @@ class PromptReader:
         self.records: list[PromptRecord] = []
         self.num_read = 0
         self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
-        """Kind of note -> names of the rows that it applies to."""
+        """Maps each kind of note to the names of the rows that it applies to."""
         self._too_long: list[int] = []
         """Lengths of prompts longer than ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
     def read(self, row: Mapping[str, Any], where: str) -> PromptRecord:
-        """Convert a row, which error messages call ``where``, to a record without tokens, and number it.
+        """Convert a row to a record without tokens, and number it. ``where`` is its name in error messages.
 
         Raises ``ConfigError`` if the row is malformed or if responses to it cannot be scored.
         """
@@ -82,7 +82,7 @@ class PromptReader:
         )
 
     def add(self, record: PromptRecord, where: str) -> None:
-        """Tokenize a record and add it if it is not too long. Raise ``ConfigError`` if it does not fit the template."""
+        """Tokenize a record, and add it unless too long. Raise ``ConfigError`` if the template rejects the record."""
         config = self.config
         ids = self._render(record.messages, record.tools, where)
         if len(ids) > config.max_prompt_length:

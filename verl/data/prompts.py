@@ -29,7 +29,7 @@ COLUMN_OPTIONS = (
     "data.prompt_key, data.answer_key, and data.reward_fn_key or data.data_source, the verifier (data.prompt_key="
     'question data.answer_key=answer data.data_source=math for {"question": "1 + 1?", "answer": "2"}),'
 )
-"""Options that set the columns of a record, with an example."""
+"""Text that lists the options for the columns of a record, with an example."""
 
 
 class PromptDataset(Dataset[PromptRecord]):
@@ -108,7 +108,7 @@ class PromptLayout(NamedTuple):
     answer_key: str | None = None
     data_source: str | None = None
     generated: Mapping[str, Mapping[str, Any]] = {}
-    """Name of a generated dataset -> its options."""
+    """Maps the name of each generated dataset to its options."""
     whole_rows: bool = False
     """Whether to add all other columns to ``extra_info``, for environments that are initialized with a row."""
 

@@ -44,7 +44,7 @@ def generated_rows(name: str, generated: GeneratedSet) -> list[Row]:
 
 
 def _score(dataset: Any, problem: Row) -> float:
-    """Return the score of a problem's own answer."""
+    """Return the score of the answer that a problem contains."""
     return float(dataset.score_answer(problem["answer"], problem))
 
 

@@ -31,7 +31,7 @@ RL_SCHEMA = pa.schema(
 """Schema of files with one prompt per row."""
 
 SFT_SCHEMA = pa.schema({"messages": MESSAGES})
-"""Schema of files with one chat per row. Each chat ends with a message of the assistant."""
+"""Schema of files with one chat per row. Each chat ends with an assistant message."""
 
 
 def rl_record(
@@ -90,7 +90,7 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
     Null fields are removed, except for the content of messages with tool calls. Contents that consist of text parts are
     joined, and arguments of tool calls are parsed. Error messages call the chat ``what``.
 
-    Raises ``ConfigError`` if the chat is malformed or empty. The message names ``where``, ``key`` and ``option``.
+    Raises ``ConfigError`` if the chat is malformed or empty. The message contains ``where``, ``key`` and ``option``.
     """
     if not isinstance(value, list) or not all(
         isinstance(message, dict) and "role" in message and ("content" in message or message.get("tool_calls"))

@@ -29,7 +29,7 @@ MAX_INCOMPLETE = 8
 
 
 def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each token, including special tokens. The concatenation is the whole text.
+    """Return the text of each token, including special tokens. Together, they form the whole text.
 
     A character that spans several tokens is assigned to the last of these tokens.
     """

@@ -71,8 +71,8 @@ class _Epoch(Iterator[int]):
 class MixingSampler(ResumableRandomSampler):
     """A sampler that mixes the concatenated files of a dataset in proportion to ``weights``.
 
-    An epoch is shuffled and as long as the dataset. File i contributes ``counts[i]`` prompts, which are drawn without
-    replacement until all of the file's prompts have been drawn.
+    Each epoch is shuffled and has as many prompts as the dataset. File i contributes ``counts[i]`` prompts, which are
+    drawn without replacement until all of the file's prompts have been drawn.
     """
 
     def __init__(

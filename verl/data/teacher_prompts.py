@@ -45,7 +45,7 @@ class TeacherPrompts:
         return bool(self.function.optional)
 
     def try_on(self, record: PromptRecord, group_size: int) -> None:
-        """Call the function with ``record`` and empty, wrong responses. Raises the same errors as :meth:`of_batch`."""
+        """Test the function with ``record`` and empty responses. Raises the same errors as :meth:`of_batch`."""
         optional = dict(zip(RESPONSE, (*EXAMPLE, [EXAMPLE] * (group_size - 1)), strict=True))
         on_trial = ", on trial with empty, wrong responses" if self.read_verdicts else ""
         self._tokens(record, optional, f"{self.function.where}, prompt {record.uid}{on_trial}")
@@ -93,7 +93,7 @@ class TeacherPrompts:
             raise ConfigError(f"{where}: {error}") from error
 
     def _optional(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield the values of the parameters ``RESPONSE`` for each response, or an empty dict if they are not used."""
+        """Yield the values of the parameters in ``RESPONSE`` for each response, or an empty dict if none is used."""
         if not self.read_verdicts:
             yield from ({} for _ in batch.records)
             return

@@ -61,7 +61,7 @@ DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]
     for name, examples in _read("demonstrations").items()
 }
-"""Name in ``Benchmark.demonstrations`` -> questions with worked answers."""
+"""Maps each name in ``Benchmark.demonstrations`` to questions with worked answers."""
 
 
 def find_template(name: str, field: str = "template") -> Template:
@@ -74,15 +74,15 @@ def find_template(name: str, field: str = "template") -> Template:
 
 
 def template_stops(name: str) -> list[str]:
-    """Return the template's strings that end a response. Raises ``ConfigError`` if the template does not exist."""
+    """Return the template's stop strings. Raises ``ConfigError`` if the template does not exist."""
     return list(find_template(name).stops)
 
 
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of those :func:`template_stops` that are single tokens of the model.
+    """Return the token ids of the :func:`template_stops` that are single tokens of the model.
 
     Engines search for stop strings in text without special tokens. With a base model whose end-of-sequence token is
-    different, they would therefore miss ``<|im_end|>``.
+    different, engines would therefore miss ``<|im_end|>``.
     """
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]

@@ -36,7 +36,7 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class StoredScore:
-    """Reward model score of one sample."""
+    """Score of one sample by the reward model."""
 
     problem: int
     sample: int
@@ -53,7 +53,7 @@ class Judge(NamedTuple):
 
 
 def load_reward_model(config: EvaluationConfig, device_type: str) -> Judge:
-    """Load the reward model that ``config`` names. Raises ``ConfigError`` if it is missing or unusable."""
+    """Load the reward model that ``config`` names. Raises ``ConfigError`` if the model is missing or unusable."""
     options, field = config.reward_model, "reward_model.path"
     held = options.held(device_type == "cpu")
     path = held.model.path

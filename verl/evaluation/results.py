@@ -22,7 +22,7 @@ ENVIRONMENT = "environment/"
 """Prefix of columns and statistics for conversations: ``environment/reward``, ``environment/turns``, and counts."""
 
 PROMPT_TOO_LONG = "prompt_too_long"
-"""Reason code of samples that were not generated because the prompt is too long for the model. They count as wrong."""
+"""Reason code for samples that were not generated because the prompt is too long for the model. They count as wrong."""
 
 REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error", PROMPT_TOO_LONG)
 """Reason codes for verdicts, in the order in which tables list them."""

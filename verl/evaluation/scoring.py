@@ -117,7 +117,7 @@ def score_batches(
     keys: Sequence[SampleKey],
     verifiers: VerifierPool,
 ) -> Iterator[dict[SampleKey, Verdict]]:
-    """Yield the verdicts on the samples ``keys`` in batches of ``BATCH_SIZE``.
+    """Yield the verdicts on the samples in ``keys``, in batches of ``BATCH_SIZE``.
 
     Raises:
         ConfigError: A custom reward function failed, or the verifiers or programs could not be run.

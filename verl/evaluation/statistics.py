@@ -48,8 +48,8 @@ AVERAGE = "macro average"
 
 MIN_CHANGED = 6
 """Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer
-problems, the probability that all of them differ in the same direction by chance exceeds 5% (2 / 2^5 for five
-problems), even if the bootstrap interval excludes zero."""
+problems, all differences have the same sign by chance with a probability above 5% (2 / 2^5 for five problems), even if
+the bootstrap interval excludes zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]
@@ -80,7 +80,7 @@ class Summary:
     labels: list[str]
     benchmarks: list[str]
     averaged: list[str]
-    """Benchmarks to average, on which every run has results, or empty if there are fewer than two."""
+    """Benchmarks on which every run has results and over which averages are taken, or empty if fewer than two."""
 
     @property
     def ks(self) -> list[int]:
@@ -250,7 +250,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
 
 
 def _counts(result: TaskResult) -> dict[str, Any]:
-    """Return counts of problems, samples and reasons, the ``RATES``, and mean environment and rank metrics."""
+    """Return the numbers of problems and samples, the count of each reason, the ``RATES``, and mean metrics."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     counts = [len(problem.samples) for problem in result.problems if problem.samples]
     numbers = (len(counts), len(result.problems) - len(counts), min(counts, default=0), max(counts, default=0))
@@ -269,7 +269,7 @@ def _counts(result: TaskResult) -> dict[str, Any]:
 
 
 def _average_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Aggregate :func:`_counts` over benchmarks: sum the counts, extend the sample range, and average the ``RATES``."""
+    """Aggregate :func:`_counts` over benchmarks: total counts, minimum and maximum sample count, and mean ``RATES``."""
     table = pd.DataFrame(rows)
     sums = [*NUMBERS[:2], *(column for column in table if column.startswith("reason_"))]
     lowest, highest = NUMBERS[2:]

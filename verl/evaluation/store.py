@@ -33,7 +33,7 @@ RecordT = TypeVar("RecordT")
 
 
 def digest(content: bytes, size: int = 8) -> str:
-    """Return a digest of ``content``, ``size`` bytes long, in hexadecimal."""
+    """Return a hexadecimal digest of ``content`` with a length of ``size`` bytes."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
@@ -96,7 +96,7 @@ def _read(value: Any, kind: Any) -> Any:
 
 
 class RecordFile(Generic[RecordT]):
-    """Append-only JSON Lines file of dataclass records. Use it as a context manager.
+    """Append-only JSON Lines file of dataclass records. Use the file as a context manager.
 
     Args:
         path: File path. The file is created if missing.
@@ -199,7 +199,7 @@ class SampleStore(RecordFile[StoredSample]):
         return [(i, j) for i in self.answered for j in range(n) if (i, j) not in self.samples]
 
     def append(self, samples: Sequence[StoredSample]) -> None:
-        """Append samples. Once this method returns, they survive a crash of the process."""
+        """Append samples. Once this method returns, the samples survive a crash of the process."""
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample

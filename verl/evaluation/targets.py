@@ -26,7 +26,7 @@ PROMPTING: dict[str, tuple[str, Any]] = {
     "stop": ("rollout", []),
     "stop_token_ids": ("rollout", []),
 }
-"""Target options that are inherited from a run: name -> its group in the run's config, and its default."""
+"""Maps each target option that is inherited from a run to its group in the run's config and its default."""
 
 MAX_FOLDER_NAME = 100
 """Maximum length in characters of a result folder's name."""
@@ -167,7 +167,7 @@ def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = 
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Return the number and model path of ``step`` (``LAST`` is the newest). Raise ``ConfigError`` if it is missing."""
+    """Return the number and model path of ``step`` (``LAST``: newest). Raise ``ConfigError`` if the step is missing."""
     if step == 0:
         model = find_model(base or _run_text(root, "model", "path"))
         if not model:

@@ -205,7 +205,7 @@ def prepare(
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
-    """Return the number of workers per machine, by default as many whole engines as its GPUs or cores allow.
+    """Return the number of workers per machine, by default enough for as many engines as the machine has room for.
 
     Raises:
         ConfigError: An engine needs more GPUs than this machine has.

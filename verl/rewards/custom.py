@@ -96,7 +96,7 @@ def custom_verdict(path: str, *arguments: Any) -> Verdict:
     The function receives the whole response, including thoughts, and the ground truth from the data file. A coroutine
     is run to its end.
 
-    If the function fails, raises a one-line ``CustomFunctionError`` that names the function, data source, error and its
+    If the function fails, raises a one-line ``CustomFunctionError`` with the function, data source, error and its
     location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.
     """
     with _named(path, arguments):
@@ -183,7 +183,7 @@ def _number(value: Any, what: str, expected: str = "a finite number or a bool") 
 
 
 def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[str, Any]:
-    """Return the entries of ``returned`` except ``ignored``, as JSON values within this module's limits.
+    """Return the entries of ``returned``, except for ``ignored``, as JSON values within the limits of this module.
 
     In keys, characters other than letters, digits, ``_``, ``.`` and ``-`` become ``_``. If keys collide, the first one
     is kept. Integers that do not fit in 64 bits become floats, so that they can be stored in a table column.

@@ -78,7 +78,7 @@ async def _gather(message: Message, answers: "_Answers") -> list[Verdict | str]:
 
 
 def _kill_if_blocked(loop: asyncio.AbstractEventLoop, limit_s: float, ended: Event) -> None:
-    """Kill this process if a call, such as ``time.sleep``, keeps the loop from running for ``limit_s`` seconds."""
+    """Kill this process if a call such as ``time.sleep`` blocks the loop for ``limit_s`` seconds."""
     while not ended.wait(1.0):
         ran = Event()
         loop.call_soon_threadsafe(ran.set)
@@ -132,7 +132,7 @@ def question_key(question: Question) -> str:
 
 
 class _Answers:
-    """Answers by the digest of their question, in a database that survives the death of a process.
+    """Answers keyed by the digest of the question, in a database that persists if a process dies.
 
     Raises:
         ConfigError: If the file is not a database, or cannot be written.

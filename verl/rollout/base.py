@@ -66,7 +66,7 @@ class Rollout(Protocol):
         """Stop all running responses and return them with their ``version``, or None if there are none."""
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return rank metrics, with ``request``, for conversations that had turns since the last call or cut.
+        """Return rank metrics, with ``request``, of conversations that had turns since the last call or :meth:`cut`.
 
         Return None if the engine does not measure rank metrics.
         """

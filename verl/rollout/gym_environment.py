@@ -1,7 +1,7 @@
 """Adapter for environments with Gymnasium's interface, ``reset(seed=...)`` and ``step(action)``.
 
-Such an environment keeps its state internally and cannot be sent between processes. Only its seed and past actions are
-sent, so they must determine its state; if the live environment is unavailable, a new one replays them.
+Such an environment keeps its state internally and cannot be sent between processes. Only the seed and the past actions
+are sent, so they must determine the state. If the live environment is unavailable, a new one replays them.
 """
 
 import json

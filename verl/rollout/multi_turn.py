@@ -22,7 +22,7 @@ def conversation_pool(
 def begin_conversations(
     setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch | None = None
 ) -> Conversations | Sessions:
-    """Start B conversations with these prompts, or resume them from the rows ``partial``."""
+    """Start B conversations with these prompts, or resume them from the rows in ``partial``."""
     if setup.options.agent.enabled:
         assert partial is None, "MultiTurnConfig.check refuses agents whose sessions are carried over"
         return Sessions(setup, records)

@@ -10,7 +10,7 @@ import torch
 from verl.batch import ENVIRONMENT, POLICY, RESPONSE_TOKEN, Batch
 
 PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
-"""Batch columns, and their types, for which a partial response has a list of the same name."""
+"""Names and types of the batch columns that a partial response stores as lists."""
 
 
 @dataclass

@@ -22,8 +22,8 @@ class RequestQueue:
     """Queue that assigns requests 0 to ``num_requests`` - 1 to engines in ascending order.
 
     If all requests fit, each engine immediately receives an equal share. Otherwise, each of several engines starts with
-    its guaranteed number, and the remaining requests wait for room, so that no engine is stuck with long responses
-    while others idle. If possible, consecutive requests are sent to the same engine, because requests with the same
+    its guaranteed number, and the remaining requests wait for room. No engine then processes long responses while
+    others are idle. If possible, consecutive requests are sent to the same engine, because requests with the same
     prompt share cache space. A single engine fills all its slots at the start, since no other could take over requests.
     """
 

@@ -28,8 +28,8 @@ class ResponseRequests:
     overrides: list[SamplingConfig] | None = None
     """Sampling options of each response, or None to use ``sampling`` for all responses."""
     temperatures: Any = None
-    """Temperature for each position in the response, as a [T] float32 array whose last entry also applies to all later
-    positions, or None to use the temperature in the sampling options."""
+    """Temperature for each position in the response, [T] float32, or None to use the temperature in the sampling
+    options. The last entry also applies to all later positions."""
     partial: Optional["Batch"] = None
     """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (if an engine cut them) or
     ``source`` (if the environment extended them after a turn); new responses are empty. None if all responses are
@@ -42,7 +42,7 @@ class ResponseRequests:
     """Version of the current weights, used if ``partial`` has ``version``."""
 
     def of(self, places: Sequence[int]) -> "ResponseRequests":
-        """Return the requests at the indices ``places``."""
+        """Return the requests at the indices in ``places``."""
         names = ("rows", "prompt_ids", "streams", "overrides", "max_tokens", "stop")
         known = {name: values for name in names if (values := getattr(self, name)) is not None}
         chosen: dict[str, Any] = {name: [values[i] for i in places] for name, values in known.items()}
@@ -76,7 +76,7 @@ def response_stream(seed: int, uid: int, place: int) -> int:
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Return for each record how many earlier records have its ``uid``, as with ``data.train_weights`` above 1."""
+    """Count, for each record, the earlier records with its ``uid``. ``data.train_weights`` can repeat records."""
     seen = Counter[int]()
     counts = []
     for record in records:

@@ -59,7 +59,7 @@ class VLLMRollout(VLLMSampler):
         self._has_weights = False
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the engine's weights and discard everything cached under the old ones."""
+        """Replace the engine's weights and discard everything cached with the old weights."""
         with self.memory.new_weights():
             reload_weights(self.engine, parameters)
         self._has_weights = True

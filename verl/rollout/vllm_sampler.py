@@ -24,8 +24,8 @@ from vllm_patches.temperatures import KEY as TEMPERATURES
 class VLLMSampler:
     """Sampler that returns responses and the rank metrics that the engine measures.
 
-    The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each has its own scheduler; given
-    the same prompts, all schedulers make the same decisions, and all workers sample the same responses.
+    The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each worker has a scheduler.
+    Given the same prompts, all schedulers decide alike, and all workers sample the same responses.
     """
 
     engine: LLM

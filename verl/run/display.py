@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError, visible
 from verl.run.exit_codes import INTERRUPTED
 
 MAX_SHOWN, MAX_FACT = 2000, 200
-"""Maximum number of characters shown per prompt or response, and per fact about it."""
+"""Maximum numbers of characters shown of a prompt or response, and of each value listed below it."""
 
 PHASES = {
     "gen": "sampling",
@@ -27,13 +27,13 @@ PHASES = {
     "update_actor": "updating the policy",
     "train": "learning",
 }
-"""Phases of a step that are printed if the step may be slow -> text to print."""
+"""Maps each phase that is printed in slow steps to the text to print."""
 
 SLOW_STEP_S = 60.0
 """Seconds after which the remaining phases of a step are printed if lines cannot be redrawn."""
 
 Columns = Mapping[str, tuple[str, str]]
-"""Metrics shown in a progress bar: header -> (metric name, format)."""
+"""Metrics shown in a progress bar. Maps each header to a metric name and a format."""
 
 SAMPLING = {
     "problems": ("problems", ".0f"),
@@ -47,7 +47,7 @@ SAMPLING_LINES_S = 15.0
 
 
 class RunDisplay:
-    """A progress bar over steps with the latest metrics below it. Use it as a context manager.
+    """A progress bar over steps with the latest metrics below it. Use the bar as a context manager.
 
     Args:
         title: Name of the run to show.
@@ -64,7 +64,7 @@ class RunDisplay:
         self._last_step, self._last_line, self._announced = 0, 0.0, ""
         self._ended: float | None = None
         self.errors: list[str] = []
-        """A line for each part of the run that failed, such as a model or a benchmark."""
+        """One line for each failed part of the run, such as a model or a benchmark."""
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -118,7 +118,7 @@ class RunDisplay:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """Show the current phase. Without a terminal, show it only in the first step and in slow steps."""
+        """Show the current phase. Without a terminal, show phases only in the first step and in slow steps."""
         self._progress.update(self._task, phase=name)
         if self._live is not None or name not in PHASES:
             return
@@ -183,7 +183,7 @@ class RunDisplay:
 
 @contextmanager
 def sampling_display(title: str, kept: str) -> Iterator[RunDisplay]:
-    """Show an evaluation or analysis within the block. On an interrupt, print that ``kept`` is preserved.
+    """Show the progress of an evaluation or analysis. On an interrupt, print that ``kept`` are preserved.
 
     Raises:
         SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.

@@ -78,8 +78,8 @@ class Preemption:
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
     """Call ``run``, print a message on errors, and exit: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 requeue.
 
-    Tracebacks are printed except for ``ConfigError``, ``StaleAttempt``, ``WorkerError``, failing storage or exhausted
-    memory.
+    A traceback is printed unless the error is a ``ConfigError``, ``StaleAttempt`` or ``WorkerError``, or is due to
+    failing storage or lack of memory.
 
     Args:
         requeue: Whether the run can continue elsewhere after SIGTERM and SIGUSR1, so that the exit code is 75.

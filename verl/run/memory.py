@@ -26,7 +26,7 @@ addition to the logits. ``ENTROPY_BYTES``: backward passes through the entropy, 
 ``SAMPLING_BYTES``: sorted float64 probabilities and their sums if ``rollout.name=hf`` samples."""
 
 SAME_MODEL = 0.05
-"""Maximum fraction of a model's parameters in norms and biases. Above it, the estimate does not apply."""
+"""Maximum fraction of a model's parameters in norms and biases to which the estimate applies."""
 WARNED = 0.9
 """Fraction of GPU memory above which a run prints a warning, because estimates omit fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
@@ -34,7 +34,7 @@ METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.upda
 """Phase -> worker method whose suggested fixes apply to it. Optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
-"""Memory component -> size in GB on one GPU."""
+"""Maps each memory component to its size in GB on one GPU."""
 
 
 def itemsize_of(dtype: str) -> int:
@@ -59,7 +59,7 @@ def parameters_of(shape: PretrainedConfig) -> tuple[int, int, int]:
 
 
 def activations_of(shape: PretrainedConfig, tokens: float, model: ModelConfig) -> float:
-    """Return the GB saved for the backward pass of a micro-batch of ``tokens`` tokens per worker."""
+    """Return the GB of activations that are saved for the backward pass of ``tokens`` tokens per worker."""
     scale, d, layers = itemsize_of(model.param_dtype) / 2, shape.hidden_size, shape.num_hidden_layers
     # Given a padding mask, torch's attention repeats keys and values for every query head.
     keys = matrices_of(shape)["k_proj" if model.use_remove_padding else "q_proj"][1]
@@ -90,7 +90,7 @@ def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: 
 
 
 def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedConfig]) -> dict[str, Parts]:
-    """Estimate GB per GPU by phase and component. ``shapes`` has keys of ``config.models``, at least ``model``."""
+    """Estimate the GB per GPU by phase and component. ``shapes`` has keys of ``config.models``, at least ``model``."""
     model, actor, rollout, longest = config.model, config.actor, config.rollout, config.max_sequence_length
     policy, learners = shapes["model"], {"model": "", "critic.model": "critic "}
     workers, models = config.trainer.world_size, config.models
@@ -160,7 +160,7 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
 
 
 def _syncing(config: PPOConfig, shape: PretrainedConfig) -> float:
-    """Return the bytes that a weight sync uses: a bucket, its shard on this worker, a full parameter, vLLM's copy."""
+    """Return the bytes for a weight sync: a bucket, this worker's shard of it, a full parameter, and vLLM's copy."""
     rollout, itemsize = config.rollout, itemsize_of(config.rollout.dtype)
     largest: int = itemsize * shape.vocab_size * shape.hidden_size
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * parameters_of(shape)[0])

@@ -56,12 +56,12 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _resolve_model(model: Any) -> Any:
-    """Return the model config with the path of a shipped model, or of a run's newest model."""
+    """Return the model config with its path resolved to a shipped model or a run's newest model, if it names one."""
     return replace(model, path=find_model(model.path))
 
 
 def _absolute(model: Any) -> Any:
-    """Return the model config with the full path of a local folder. Hub ids are unchanged."""
+    """Return the model config with the path of a local folder made absolute. Hub ids are unchanged."""
     folder = Path(model.path)
     return replace(model, path=str(folder.resolve())) if folder.exists() else model
 

@@ -1,6 +1,6 @@
 """Stores responses of a run in its folder ``samples/``, as one Parquet file per training step and validation.
 
-Each file appears only once it is complete. Any Parquet reader can load them together: ``pandas.read_parquet(folder)``.
+A file becomes visible only when complete. Any Parquet reader can load all files: ``pandas.read_parquet(folder)``.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class SampleStore:
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
     """Yield files to remove until the remaining files take up at most ``limit`` bytes, but never the newest file.
 
-    Training files are removed first. Within each split, every other file is removed, oldest first, repeatedly.
+    Training files are removed first. Each pass over a split removes every other file, oldest first.
     """
     total = sum(sizes.values())
     left = sorted(sizes)[:-1]

@@ -1,4 +1,4 @@
-"""Manages the resources of training and evaluation, which start in order and are released in reverse order."""
+"""Starts the resources of training and evaluation, and releases them in reverse order."""
 
 import math
 import os
@@ -43,7 +43,7 @@ from verl.utils.process import available_cores
 T = TypeVar("T")
 
 MAX_WORKERS_PER_CORE = 3
-"""Maximum number of workers per core of a single machine without GPUs. The default of veRL, 8, suits GPU machines."""
+"""Maximum number of workers per core on a machine without GPUs. veRL's default of 8 workers is for GPU machines."""
 
 RELEASE_S = 30.0
 """Seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
@@ -88,7 +88,7 @@ class RaySession(ExitStack):
 
     @property
     def busy_cores(self) -> int:
-        """Number of this machine's cores on which its workers compute."""
+        """Number of this machine's cores that its workers use."""
         on_gpu = self.device_type == "cuda"
         return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
@@ -148,10 +148,10 @@ class RaySession(ExitStack):
 
 
 class TrainingRun(RaySession):
-    """A context manager for a training run, which locks the run's folder and can make several attempts.
+    """Context manager that locks the folder of a training run and makes one or more attempts to complete the run.
 
-    At the end of each attempt, it stops the workers and Ray before removing unfinished checkpoints. If the run fails or
-    is interrupted, it prints the command that resumes the run to stderr.
+    At the end of each attempt, the workers and Ray are stopped before unfinished checkpoints are removed. If the run
+    fails or is interrupted, it prints the command that resumes the run to stderr.
     """
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
@@ -347,7 +347,7 @@ class TrainingRun(RaySession):
         return lost_machine
 
     def _end_attempt(self, error: MachineError) -> tuple[int, str]:
-        """Release all resources, and return the step and the worker that failed."""
+        """Release all resources, and return the step that failed and the worker on which it failed."""
         self.display.say(f"attempt {self.attempt.number} ended: {error}")
         # Ray may wait forever for a lost head.
         give_up = threading.Timer(RELEASE_S, os._exit, (REQUEUE,))

@@ -85,7 +85,7 @@ class TeacherServer:
         self.options = options
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
-        """The server's ``max_model_len``, or None if unknown. A prompt and its response must be shorter in total."""
+        """The server's ``max_model_len``, or None if unknown. A prompt and its response together must be shorter."""
         self.note = ""
         """Warning that the tokenizers could not be compared, or an empty string."""
         try:

@@ -16,7 +16,7 @@ TRIED_PROMPTS = 16
 def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return a warning for each data source whose first prompts do not ask for the answer format that is rewarded.
 
-    Data sources with custom functions, or with verifiers of formats other than a box, are skipped.
+    Data sources are skipped if they have custom functions or if their verifiers do not expect boxed answers.
     """
     firsts: dict[str, list[PromptRecord]] = {}
     for record in records if mode == "independent" else ():

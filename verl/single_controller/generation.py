@@ -30,7 +30,7 @@ class EngineCalls:
     method: str
     """Name of the worker method to call."""
     copies: int
-    """Number of consecutive workers per engine. All are called, but only the first result is used."""
+    """Number of consecutive workers per engine. All workers are called, but only the first result is used."""
 
     def __post_init__(self) -> None:
         self._ranks = self.workers.living.copy()
@@ -164,7 +164,7 @@ class Generation:
     """Callback that receives responses shortly after they finish."""
     enough: Callable[[Sequence[int]], bool] | None = None
     """Callback that receives the finished responses after each round of replies; once it returns True, the remaining
-    responses are cut. If it is None, all responses are finished."""
+    responses are cut. If the callback is None, all responses are finished."""
     conversations: Conversations | Sessions | None = None
     """Multi-turn conversations to which the requests belong, or None for single-turn responses."""
     steps_per_call: int | None = None

@@ -95,7 +95,7 @@ class ModelWorkers:
         """Call ``method`` on shares of ``batch`` and return the resulting episodes in the batch's order.
 
         Workers gather parameters together and must run the same number of forward passes, so all shares are padded to
-        equal size with copies of the shortest row, whose results are discarded.
+        equal size with copies of the shortest row. The copies' results are discarded.
         """
         order, _ = self._shares(batch)
         results = self.workers.run_split(method, batch[order], copies=self.copies)

@@ -81,7 +81,7 @@ class Supervisor:
         return f"{self.options.kind} {rank}{on}"
 
     def check(self, method: str, seconds: float) -> None:
-        """Check the workers; called about once a second during a call that has lasted ``seconds`` so far.
+        """Check the workers. ``seconds`` is the duration of the call in progress, during which checks run every second.
 
         Raises:
             MachineError: If a worker is silent or the call exceeds its time limit.

@@ -49,7 +49,7 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Substring of Ray's message about a lost worker -> its meaning. Ray adds guesses and internal names."""
+"""Maps substrings of Ray's messages about a lost worker to their meaning. Ray adds guesses and internal names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -188,8 +188,8 @@ class WorkerGroup:
 
         A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
-        If a method yields values, they stay in Ray's object store, and its result is a :class:`Stored` that can be
-        passed to other methods instead of the values.
+        If a method yields values, they stay in Ray's object store. The result is a :class:`Stored`, which can be passed
+        to other methods instead of the values.
 
         Raises:
             WorkerError: If a worker raises or dies.
@@ -201,7 +201,7 @@ class WorkerGroup:
         return self.run(method, *arguments)
 
     def leave_out(self, error: MachineError) -> int:
-        """Continue without the lost worker and the rest of its world, and return its rank.
+        """Remove the lost worker and all other workers of its world, and return the lost worker's rank.
 
         This base class raises ``error`` because its workers cannot continue without the lost one.
         """
@@ -211,8 +211,8 @@ class WorkerGroup:
         """Like :meth:`run`, but pass each worker one contiguous share of ``batch``, in rank order.
 
         Shares differ by at most one row. A batch with fewer rows than shares raises ``ValueError`` because idle ranks
-        would hang the others. Each set of ``copies`` consecutive workers processes the same share, which is stored only
-        once for all of them, and only the first of them returns its result.
+        would hang the others. ``copies`` consecutive workers process the same share, which is stored only once. Only
+        the first of these workers returns its result.
         """
         size, num_shares = len(batch), self.world_size // copies
         if size < num_shares:

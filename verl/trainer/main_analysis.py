@@ -13,7 +13,7 @@ from verl.config.errors import ConfigError
 from verl.utils.process import loading
 
 PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "matplotlib", "openpyxl")}
-"""Package that provides each module. The extra ``analysis`` installs all of them."""
+"""Maps each module to the package that provides it. The pip extra ``analysis`` installs all of these packages."""
 
 
 def parse(tree: DictConfig) -> AnalysisConfig:

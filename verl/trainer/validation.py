@@ -45,7 +45,7 @@ class Validator:
     def validate(self) -> tuple[dict[str, float], Batch]:
         """Sample and score responses, and return their metrics and the batch.
 
-        Metrics are ``val/pass@1``, scores, reasons, values from custom functions, lengths, rank metrics,
+        Metrics are ``val/pass@1``, scores, reason counts, custom functions' values, lengths, rank metrics,
         ``at_k_metrics`` if there are several responses per prompt, and ``val/<source>/...`` for several data sources.
         """
         parts = [self._sample(records) for records in self.prompts]

@@ -74,7 +74,7 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """Return the timeout set by :func:`join_world`. Other groups must be given it, since they default to torch's."""
+    """Return the timeout set by :func:`join_world`. Pass it to all other groups, which default to torch's timeout."""
     return _timeout
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIXES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room")
 FIXES |= dict.fromkeys((errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOENT), "make it writable")
-"""Error number of a storage failure -> fix. ``ENOENT`` is a storage failure only if the folder is missing, too."""
+"""Error number of a storage failure -> fix. ``ENOENT`` is a storage failure only if the folder is also missing."""
 
 
 def storage_line(error: BaseException, folder: Path | None = None, needed: int = 0) -> str:
@@ -114,7 +114,7 @@ TEXT_SUFFIXES = (".json", ".txt", ".yaml", ".jinja", ".model", ".py")
 
 
 def unreadable(paths: Iterable[Path]) -> str:
-    """Return why one of the untrusted files ``paths`` must not be opened, or an empty string if all files are safe.
+    """Return why one of the untrusted files in ``paths`` must not be opened, or an empty string if all are safe.
 
     Opening a pipe blocks until there is a writer, reading a device may never end, and large texts could exhaust memory.
     """

@@ -13,7 +13,7 @@ from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
-"""Keys that mark encoded tensors, and encoded mappings whose only key is one of these two keys."""
+"""Keys that mark an encoded tensor, and an encoded mapping whose only key is one of these two keys."""
 
 
 def to_json(value: Any) -> Any:

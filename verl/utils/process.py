@@ -58,18 +58,18 @@ class Stage:
 
 
 def set_stage(name: str) -> None:
-    """Set the current activity of this process. Workers report it to the driver with their heartbeats."""
+    """Set the current activity of this process. Workers report the activity to the driver with their heartbeats."""
     Stage.name = name
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Suspend garbage collection inside the block, which imports modules or creates long-lived objects.
+    """Suspend garbage collection inside a block that imports modules or creates long-lived objects.
 
     Objects that exist at the end of the block are excluded from later collections.
 
-    Otherwise, the collector would repeatedly scan all modules imported so far, which takes a quarter of vLLM's import
-    time, and scan all modules again in every full collection.
+    Otherwise, the collector would repeatedly scan all imported modules. These scans take a quarter of vLLM's import
+    time, and every full collection would repeat them.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -91,8 +91,8 @@ def freeze_objects() -> None:
 def memory_limit(more: int) -> Iterator[None]:
     """Limit the growth of the process's address space to ``more`` bytes inside the block.
 
-    Allocations beyond the limit fail, in Python with ``MemoryError``. On systems other than Linux, the limit has no
-    effect.
+    Allocations beyond the limit fail. In Python, they raise ``MemoryError``. On systems other than Linux, the limit has
+    no effect.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
@@ -109,8 +109,8 @@ def memory_limit(more: int) -> Iterator[None]:
 def keep_freed_memory() -> bool:
     """Configure the C library to reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
-    Otherwise, the system clears each page before a process gets it, which takes a third of the forward pass of a small
-    model and of the step of a 135-million-parameter model. :func:`return_freed_memory` releases the memory. Returns
+    Otherwise, the system clears each new page of a process. Clearing takes a third of a small model's forward pass and
+    a third of a step with a 135-million-parameter model. :func:`return_freed_memory` releases the memory. Returns
     whether the C library supports these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -120,7 +120,7 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory of freed tensors to the system. Call this before work that needs other tensor sizes."""
+    """Return the memory of freed tensors to the system. Call this function before working with other tensor sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -40,13 +40,13 @@ FAILURES = {
     pickle.PicklingError: "crash",
     ProcessExpired: "crash",
 }
-"""Exception that ends a task without a result -> reason in the verdict."""
+"""Maps each exception that ends a task without a result to the reason in the verdict."""
 
 ENDED = (TimeoutError, ProcessExpired)
 """Exceptions of a future whose process was killed or died."""
 
 MOST_PROCESSES = 32
-"""Maximum of the default number of processes, each of which needs about 200 MB."""
+"""Upper limit of the default number of processes. Each process needs about 200 MB."""
 
 MAX_STARTS = 3
 """Maximum number of times that the pool is started during a batch."""
@@ -68,7 +68,7 @@ SCANS = 20
 
 
 def spare_cores(busy: int) -> int:
-    """Return the number of pool processes to start if other processes occupy ``busy`` of the available cores."""
+    """Return the number of pool processes to start if other processes occupy ``busy`` cores."""
     return min(MOST_PROCESSES, max(1, available_cores() - busy))
 
 
@@ -122,7 +122,7 @@ class KillablePool:
         return self._dispatcher.submit(work, *arguments)
 
     def close(self) -> None:
-        """Stop the processes, even during a batch. This method may be called twice."""
+        """Stop the processes, even during a batch. Repeated calls are allowed."""
         if not self._closed:
             self._closed = True
             # The dispatching thread must stop the processes, because they end with the thread that started them.
@@ -135,7 +135,7 @@ class KillablePool:
         arguments: Sequence[Any],
         on_lost: Callable[[int, BaseException], None] | None = None,
     ) -> list[Any]:
-        """Call a function with each argument in the pool. Return its results, or the exceptions that it raised.
+        """Call a function in the pool, once for each argument, and return its results or the exceptions that it raised.
 
         If an argument, result or exception cannot be sent between processes, only the task that it belongs to fails.
 

@@ -122,7 +122,7 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
-    """Wait until a run ends. Return the limit at which it was killed, or None if it was not killed."""
+    """Wait until a run ends. Return the limit that the run exceeded and was killed for, or None."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:
@@ -241,7 +241,7 @@ def _tmpfs(folder: str) -> list[str]:
 # --- the filter ------------------------------------------------------------------------------------------------------
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine type -> column in the tables below, and number in the Linux audit interface."""
+"""Maps each machine type to its column in the tables below and its number in the Linux audit interface."""
 
 REFUSED = {
     # Calls that create namespaces, in which a program would have capabilities again.
@@ -256,7 +256,7 @@ REFUSED = {
     # Calls that programs rarely need and that have exposed kernel vulnerabilities.
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "ptrace": (101, 117)},
 }
-"""System call that must fail with EPERM -> its number on each architecture."""
+"""Maps each system call that must fail with EPERM to its number on each architecture."""
 
 CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
@@ -304,12 +304,12 @@ SWITCHES = {
     ),
     "user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
 }
-"""Kernel setting, a file in /proc/sys -> value that disables user namespaces, and how to enable them."""
+"""Maps kernel settings (files in /proc/sys) to the value that disables user namespaces and how to enable them."""
 
 
 @cache
 def require_sandbox() -> None:
-    """Raise a ``ConfigError`` that says in one line what to install or set if :func:`run_python` does not work."""
+    """If :func:`run_python` does not work, raise a ``ConfigError`` that names what to install or set in one line."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():

@@ -1,7 +1,7 @@
 """Loads, checks and calls user code named by an import path, ``module:name`` or ``file.py:name``.
 
-All options that name code use these functions. Mistakes are reported before Ray starts if possible. Later errors name
-the option, and the file and line of the user's code. Importing this module is fast.
+All options that name user code use these functions. Mistakes are reported before Ray starts if possible. Later errors
+name the option, and the file and line of the user's code. Importing this module is fast.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ LIBRARIES = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     f"{HERE.parents[1]}/",
 )
-"""Folders that do not contain user code."""
+"""Folders whose files are not user code."""
 
 
 def is_file(path: str) -> bool:
@@ -76,7 +76,7 @@ def load_class(path: str, name: str, path_field: str, name_field: str) -> type[A
 def check_signature(
     where: str, code: Callable[..., Any], inputs: Sequence[str], kwargs: Mapping[str, Any], kwargs_field: str = ""
 ) -> None:
-    """Raise a ``ConfigError`` that starts with ``where`` if ``code`` does not accept the arguments.
+    """If ``code`` does not accept the arguments, raise a ``ConfigError`` whose message starts with ``where``.
 
     Args:
         inputs: Names of the positional arguments, for the message.
@@ -173,7 +173,7 @@ class UserFunction:
         check_signature(self.where, self.function, inputs, named, "" if kwargs is None else f"{field}_kwargs")
 
     def __call__(self, *inputs: Any, **optional: Any) -> Any:
-        """Call the function. Raise ``ConfigError`` if it raises any exception."""
+        """Call the function, and convert any exception that it raises to ``ConfigError``."""
         with user_code(f"{self.where}:"):
             return self.function(*inputs, **self.kwargs, **optional)
 
@@ -228,7 +228,7 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
 
 
 def load_module(path: str, where: str) -> ModuleType:
-    """Import a file or module. Raise a ``ConfigError`` that starts with ``where`` if it is missing or fails."""
+    """Import a file or module. If this fails, raise a ``ConfigError`` whose message starts with ``where``."""
     path = find_path(path) if is_file(path) else path
     if is_file(path) and not Path(path).is_file():
         raise ConfigError(f"{where}: no such file ({places(path)}); name a .py file or a module")

@@ -45,7 +45,7 @@ def compare_latex(
 
     Letters at the end of an expression are read as variables rather than units (``keep_variable``), including names in
     ``SHORT_UNITS`` if the ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides
-    whether they are close. By default, they must agree to six decimals and five significant digits.
+    whether they are close. By default, the numbers must agree to six decimals and five significant digits.
     """
     if measures_differ(answer, ground_truth):
         return False
@@ -96,7 +96,7 @@ def _with_imaginary_unit(reading: Basic) -> Basic:
 
 
 def _is_identity(reading: Any) -> bool:
-    """Return whether a chain of equations is true and contains no variables, such as 2 + 3 = 5."""
+    """Return whether a chain of equations, such as 2 + 3 = 5, is true and contains no variables."""
     links = relations(reading)
     return bool(links) and all(
         isinstance(link, Eq)
@@ -144,7 +144,7 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, which algebra would drop.
+    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, lest they be dropped.
 
     ``^{\\prime}`` is replaced with ``'``.
     """

@@ -1,7 +1,7 @@
 """Checks the relative error of expressions that math-verify considers equal.
 
-math-verify rounds decimals to six places and ignores differences below its precision. It would therefore consider all
-small numbers equal.
+math-verify rounds decimals to six places and ignores differences below its precision. Therefore, math-verify would
+consider all small numbers equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ NOISE = Rational(1, 10**25)
 """Threshold, as a fraction of the absolute value, below which real or imaginary parts are ignored."""
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
-"""Values assigned to variables in alphabetical order. Integers are also valid in sums and factorials."""
+"""Values assigned to variables in alphabetical order. They are integers, so that sums and factorials are defined."""
 
 Allows = Callable[[Decimal, Decimal], bool]
 
@@ -76,7 +76,7 @@ def _is_number(value: Any) -> bool:
 
 
 def relations(value: Any) -> list[Relational]:
-    """Return the links of a chain of equations or inequalities, or an empty list for any other value."""
+    """Return the relations in a chain of equations or inequalities, or an empty list for any other value."""
     if isinstance(value, Relational):
         return [value]
     links = getattr(value, "_unsorted_args", value.args) if isinstance(value, And) else ()

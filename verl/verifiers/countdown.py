@@ -19,10 +19,10 @@ from verl.verifiers.lexicon import plain_number
 from verl.verifiers.verdict import Info, Verdict
 
 MAX_CHARS = 400
-"""Maximum length of an expression. Longer expressions count as wrong. Four numbers need about twenty characters."""
+"""Maximum length of an expression; longer ones are wrong. An expression with four numbers has about 20 characters."""
 
 MAX_NUMBERS = 32
-"""Maximum count of numbers in a problem."""
+"""Maximum number of given numbers in a problem."""
 
 MAX_NUMBER = 10**12
 """Maximum absolute value of the numbers and the target."""
@@ -61,9 +61,9 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    The expression is taken from the last ``<answer>``, the last box, or the text after the last "the answer is", in
-    this order. It may contain the four operations, brackets and signs, and may end with ``=`` and the target. Anything
-    else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
+    The expression is in the first of these that exists: the last ``<answer>``, the last box, or the text after the last
+    "the answer is". The expression may contain the four operations, brackets and signs, and may end with ``=`` and the
+    target. Anything else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
 
     Raises ``ValueError`` if the ground truth has no numbers or no target.
     """

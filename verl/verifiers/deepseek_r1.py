@@ -15,8 +15,8 @@ def verify_deepseek_r1(
     """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
     The answer is the box, the statement ("the answer is 5"), or the whole content of the last ``<answer>`` after all
-    thoughts. It is compared as mathematics even in a malformed response. ``boxed`` is true for well-formed responses.
-    With ``mode=independent``, a correct answer scores 1 (0.5 if malformed) and a wrong one -0.5 (-1 if malformed).
+    thoughts. Answers in malformed responses are also compared. ``boxed`` is true for well-formed responses. With
+    ``mode=independent``, a correct answer scores 1 (0.5 if malformed) and a wrong one -0.5 (-1 if malformed).
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
@@ -26,7 +26,7 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Return whether a response consists of a thought and a non-empty answer, tagged and separated by whitespace.
+    """Return whether a response consists of a tagged thought and a tagged non-empty answer, separated by whitespace.
 
     The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """

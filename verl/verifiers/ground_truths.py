@@ -15,7 +15,7 @@ MAX_DEPTH = 32
 """Maximum nesting depth of a value sent to a verifier process. Records in real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
-"""Tolerance in ``extra_info`` -> exclusive upper limit, at which every answer would be correct."""
+"""Maps each tolerance in ``extra_info`` to its exclusive upper limit, at which every answer would be correct."""
 
 MAX_INTEGER_BITS = 1024
 """Maximum bit length of integers. Longer integers are rejected, because formatting them takes quadratic time."""
@@ -93,7 +93,7 @@ def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise a ``ConfigError`` that names the first tolerance that is not a number from 0 to just below its limit."""
+    """Raise a ``ConfigError`` that names the first tolerance, if any, that is not a number in [0, limit)."""
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None

@@ -29,7 +29,7 @@ _SINGLE = re.compile(r"(?<![A-Za-z'])(?![aAI]\s+[A-Za-z])[A-Za-z](?![A-Za-z'])")
 """A single letter that is not an English word."""
 
 _DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf": set()}
-"""Unicode category of insignificant characters, such as ticks and quotation marks -> its exceptions."""
+"""Maps Unicode categories of insignificant characters, such as ticks and quotation marks, to exceptions."""
 
 _VARIANTS = "\ufe0e\ufe0f\u20e3"
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")
@@ -55,7 +55,7 @@ _HUNDREDTHS = re.compile(
     r"\s{0,3}(?:\\text\s?\{\s?)?(?:¢|\\cent|\\?%|(?:cents?|penn(?:y|ies)|percent)(?![A-Za-z]))",
     re.IGNORECASE,
 )
-"""A percentage, or an amount in cents that may follow one in dollars."""
+"""A percentage, or an amount in cents, which an amount in dollars may precede."""
 
 _CENTS_IN_WORDS = re.compile(r"(?:[a-z]{1,9}[ -]){1,9}(?:cents?|penn(?:y|ies))(?![A-Za-z])", re.IGNORECASE)
 _CONVERTED = re.compile(r"([^()]{1,60})\(([^()]{1,60})\)")
@@ -68,7 +68,7 @@ def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quic
     """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
     If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. The
-    number may be in words ("twelve"). Cents and percent may also be read as hundredths.
+    number may be in words ("twelve"). Amounts in cents and percentages may also be read as hundredths.
     """
     verdict = _verify(solution, ground_truth, quick)
     tail = _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution[-TAIL_CHARS:])

@@ -27,7 +27,7 @@ _STATEMENTS = WORDS["statements"]
 _RETRACTED = re.compile("|".join(_STATEMENTS["retracted"]), re.IGNORECASE)
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(_STATEMENTS['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
-"""Text after a role that makes it the heading of a list of names."""
+"""Text that turns the preceding role into the heading of a list of names."""
 
 _PLAIN = frozenset(_STATEMENTS["plain"].split())
 _AFTER_ROLE = "|".join(_PLAIN | set(_STATEMENTS["after"].split()))
@@ -56,9 +56,9 @@ def verify_knights_and_knaves(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    A correct answer states every person's role without contradictions. It is taken from the last ``<answer>``, the last
-    box, or the text after the last "CONCLUSION:", in this order. Otherwise, it consists of the last statements in the
-    response, one per person. ``boxed`` is true if the answer is in tags or a box.
+    A correct answer states every person's role without contradictions. The answer is the last ``<answer>``, or else the
+    last box, or else the text after the last "CONCLUSION:". Otherwise, the response's last statements are used, one per
+    person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """
@@ -128,7 +128,7 @@ def _readable(truth: Mapping[str, str]) -> bool:
 
 
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the statements (name, ``knight`` or ``knave``) in ``text`` about ``people`` (lower case), in order.
+    """Return statements about ``people`` (lower case) as (name, ``knight`` or ``knave``) in the order of ``text``.
 
     A role applies to the names before it in its sentence, so "Alice and Bob are knights" yields two statements. "The
     others" are the people without an earlier statement. "Alice is a knight or a knave" yields two contradictory

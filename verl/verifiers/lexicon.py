@@ -23,10 +23,10 @@ WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".to
 # Units
 
 UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit, *names.split()]}
-"""Name of a unit -> its canonical name."""
+"""Maps each name of a unit to its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
-"""Units whose names more often denote variables."""
+"""Units whose names denote variables more often than units."""
 
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
 """Additional two-letter names that math-verify drops as units and that are not products of variables."""
@@ -41,7 +41,7 @@ _POWERS: dict[str, int] = WORDS["powers"]
 _PREFIXES = {"k": "1000", "m": "1/1000", "M": "1000000", "µ": "1/1000000", "n": "1/1000000000", "G": "1000000000"}
 _PREFIXED = set(" ".join(WORDS["symbols"]).split())
 _SIZES: dict[str, str] = WORDS["sizes"]
-"""Unit -> its size in other units."""
+"""Maps each unit to its size in other units."""
 
 
 def is_unit(letters: str, short: bool) -> bool:
@@ -145,8 +145,8 @@ _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
     """Parse unified ``text`` as a number and unit: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
-    Return None if there is no plain number, or if it may be followed by a variable (as in ``3x``, ``2 ab`` and, without
-    ``short``, ``5 m``).
+    Return None without a plain number, or if a variable may follow the number (as in ``3x``, ``2 ab`` and, unless
+    ``short`` is set, ``5 m``).
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
     value = plain_number(re.sub(r"[¥€£\s]", "", match[1]).rstrip(",")) if match else None

@@ -146,7 +146,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
 
 
 def _tidy(answer: str, truth: str) -> tuple[str, str]:
-    """Convert minutes of arc to degrees and, if only one of the answers is in cents, write out dollars."""
+    """Convert minutes of arc to degrees. If one answer is in cents and the other in dollars, write out both units."""
     answer, truth = with_degrees(answer), with_degrees(truth)
     if marks_in(answer) ^ marks_in(truth) == {"dollars", "cents"}:
         answer, truth = (_MONEY.sub(r"\1 dollars", text).replace("¢", " cents") for text in (answer, truth))
@@ -161,7 +161,7 @@ def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
 
 
 def same_measure(answer: str, truth: str) -> bool | None:
-    """Return whether two texts state the same quantity in different units, or None if they are not such quantities."""
+    """Return whether two quantities in different units are equal, or None if the texts are not such quantities."""
     same = _in_same_units(unify(answer), unify(truth))
     return compare_latex(*same) if same else None
 

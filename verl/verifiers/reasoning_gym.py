@@ -1,8 +1,8 @@
 """Verifier for reasoning-gym problems, which scores a response with the scorer of the problem's generator.
 
-The ground truth contains the generator's name and options, which some scorers read, and the whole problem as a Python
-literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so operations that affect anything
-outside the process are refused during scoring.
+The ground truth contains the generator's name, its options (for scorers that read them), and the whole problem. The
+problem is a Python literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so operations
+that affect anything outside the process are refused during scoring.
 """
 
 import ast
@@ -37,9 +37,9 @@ def verify_reasoning_gym(
 ) -> Verdict | None:
     """Verify a response. Return None if ``quick`` is set and there is an answer to score. ``extra_info`` is unused.
 
-    The answer is the content of the last ``<answer>``, the content of the last box, or the whole response if it is
-    short, in this order. The generator's scorer computes the score. A response is correct if its score is at least 1.
-    If the scorer fails, the score is 0.
+    The answer is the content of the last ``<answer>``, or else of the last box, or else the whole response if it is
+    short. The generator's scorer computes the score. A response is correct if its score is at least 1. If the scorer
+    fails, the score is 0.
     """
     (truth,) = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)
@@ -95,7 +95,7 @@ def load_generator(name: str, options: str) -> Any:
 def confined() -> Iterator[None]:
     """Block file writes, subprocesses, signals and network connections in this thread.
 
-    This prevents accidental side effects of evaluated answers. It is not a sandbox for malicious code.
+    The block prevents accidental side effects of evaluated answers. It is not a sandbox for malicious code.
     """
     _install_hook()
     _SCORING.active = True

@@ -8,7 +8,7 @@ A response contains thoughts, followed by tool calls, an answer, or both::
     </tool_call>
     <response>...</response>
 
-The score is 1 if the format matches the ground truth, plus -3 to 3 for tool calls if the ground truth has any.
+A format that matches the ground truth scores 1. Tool calls add -3 to 3 if the ground truth contains any.
 """
 
 import json
@@ -20,9 +20,9 @@ from typing import Any
 from verl.verifiers.verdict import Info, Verdict
 
 BEST = 3.0
-"""Score of tool calls that equal the ground truth's calls. The lowest score is its negative."""
+"""Score of tool calls that equal the ground truth's calls. The lowest score is the negative of this value."""
 MAX_CALLS = 64
-"""Maximum number of tool calls in a response. If there are more, the calls get the lowest score."""
+"""Maximum number of tool calls in a response. A response with more calls gets the lowest score for calls."""
 
 _CALLS, _ANSWER = r"\n<tool_call>\n.*?\n</tool_call>", r"\n<response>.*?</response>"
 
@@ -50,7 +50,7 @@ def verify_rlla(solution: str, ground_truth: str, extra_info: Info = None, quick
 
 
 def has_form(text: str, calls: bool, answer: bool) -> bool:
-    """Return whether ``text`` consists of thoughts, tool calls if ``calls``, and a response if ``answer``."""
+    """Return whether ``text`` consists of thoughts, tool calls (if ``calls``) and a response (if ``answer``)."""
     tags = [*(("<tool_call>", "</tool_call>") if calls else ()), *(("<response>", "</response>") if answer else ())]
     pattern = rf"<think>.*?</think>{_CALLS if calls else ''}{_ANSWER if answer else ''}"
     return all(text.count(tag) == 1 for tag in tags) and re.fullmatch(pattern, text, re.DOTALL) is not None
@@ -105,7 +105,7 @@ def overlap(first: Iterable[str], second: Iterable[str]) -> float:
 
 
 def read_truth(truth: Any) -> list[str]:
-    """Return the ground truth, a whole response. Raises ``ValueError`` if it is blank or contains invalid calls."""
+    """Return the ground truth, a complete response. Raises ``ValueError`` if it is blank or contains invalid calls."""
     if not isinstance(truth, str) or not truth.strip():
         raise ValueError("must be a response with <think>, and <tool_call>, <response> or both")
     read_calls(truth)

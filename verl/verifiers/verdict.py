@@ -48,7 +48,7 @@ class Verdict:
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""Result of the algebraic comparison (None if it cannot parse the answer) -> reason for the verdict."""
+"""Maps the result of the algebraic comparison (None if it cannot parse the answer) to the verdict's reason."""
 
 
 def decide(

@@ -46,7 +46,7 @@ def load_benchmark(
     scored: bool = True,
     whole_rows: bool = False,
 ) -> list[Problem]:
-    """Return the problems of the benchmark ``name``, in order.
+    """Return the problems of the benchmark ``name`` in their original order.
 
     A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` does
     not contain the name. ``fields`` maps names in ``verl.evaluation.benchmarks.rows.FIELD_NAMES`` to the file's field

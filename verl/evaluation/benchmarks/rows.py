@@ -39,7 +39,7 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
-"""Maps each of our fields to its case-insensitive names in files. The first name with a value in a row is used.
+"""Maps each field of a problem to its case-insensitive names in files. The first name with a value in a row is used.
 ``context`` is prepended to the question. A field like ``body`` is either context or question. The answer and all
 ``wrong_answers`` become options, shuffled with the question as the seed. ``verifier``, the data source that selects the
 verifier, is read only if a mapping names its field."""
@@ -58,7 +58,7 @@ _INLINE_LABEL = re.compile(
 _BEFORE_OPTION = re.compile(r"(?:\\ |~|\s)*")
 _AFTER_OPTION = re.compile(r"(?:\\q?quad|\\n|\\\\|[~\s(（])\Z")
 _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
-"""Sequences of option letters. The ACT uses the second one in every other question."""
+"""Sequences of option letters. Every other question of the ACT uses the second sequence."""
 
 _ANSWER_AT_END = re.compile(r"\banswers?\s*+[:：]\s*+(\S.*)\Z", re.IGNORECASE)
 _SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
@@ -75,12 +75,12 @@ class Benchmark:
     home: str = ""
     """Alternative source of ``<name>/test.jsonl`` for benchmarks that are not on the hub."""
     fields: Mapping[str, str] | None = None
-    """Mapping from our fields (``FIELD_NAMES``) to the benchmark's fields, or None to recognise all fields by name."""
+    """Mapping from a problem's fields (``FIELD_NAMES``) to the benchmark's, or None to recognise all fields by name."""
     verifier: str = OPEN
     """Data source, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are scored
     by ``multiple_choice`` regardless of this field."""
     relative_tolerance: float = 0.0
-    """Relative error up to which a decimal number counts as correct, or 0 to use the verifier's default."""
+    """Maximum relative error of a correct decimal number, or 0 to use the verifier's default."""
     licence: str = "unknown"
     """Published licence, as an SPDX identifier if one exists."""
     language: str = "en"
@@ -110,9 +110,9 @@ class Problem:
     place: str = field(default="", compare=False)
     """File and line of the problem, for error messages."""
     answer_field: str = field(default="answer", compare=False)
-    """Field of the answer, for error messages."""
+    """Name of the answer's field, for error messages."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """Chat to respond to instead of the question, or empty."""
+    """Chat that replaces the question in the prompt, or empty."""
     state: str = ""
     """Initial state of the problem's environment, as in :class:`PromptRecord`."""
 
@@ -126,7 +126,7 @@ class Problem:
 def recognise_fields(
     rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str, scored: bool = True
 ) -> dict[str, list[str]]:
-    """Map each of our fields to the matching field names in the rows, by precedence. ``mapping`` overrides them.
+    """Map each field of a problem to the matching field names in the rows, by precedence. ``mapping`` overrides them.
 
     Raises:
         ConfigError: ``mapping`` names an unknown field, or no field matches the question or the answer. The message

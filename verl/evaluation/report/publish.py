@@ -68,7 +68,7 @@ def write_results(
     """Write all results to ``folder`` and return their statistics.
 
     The files are ``results.md``, ``results.csv``, ``index.html`` and, for each result, ``results.json`` and
-    ``samples.parquet``. They replace the files of an earlier evaluation and depend only on the arguments. ``about``
+    ``samples.parquet``. The files replace those of an earlier evaluation and depend only on the arguments. ``about``
     describes how the responses were sampled, and ``pages`` contains the name and relative page URL of each run.
     """
     summary = summarise(results, compare_to, seed)

@@ -130,7 +130,7 @@ def _metric_table(summary: Summary) -> pd.DataFrame:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """Return the values of k for the overview: 1, and the most common largest k of a row."""
+    """Return the values of k for the overview: 1, and the most common value among the largest k of each row."""
     known = summary.table[[f"pass@{k}" for k in summary.ks]].notna()
     largest = [ks[-1] for row in known.to_numpy() if (ks := [k for k, has in zip(summary.ks, row, strict=True) if has])]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
@@ -193,7 +193,7 @@ def csv_text(summary: Summary) -> str:
 def overview_table(summary: Summary) -> pd.DataFrame:
     """Return the table for the terminal.
 
-    Its columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
+    The columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
     length, and the share of truncated responses.
     """
     table, ks = summary.table, comparison_ks(summary)

@@ -1,4 +1,4 @@
-"""HTTP server in a thread of the driver, through which agents reach the policy.
+"""HTTP server through which agents reach the policy. The server runs in a thread of the driver.
 
 Every session has a separate address with a secret in its path; no other address answers. Requests become events for the
 sampling thread and wait for its reply.
@@ -34,7 +34,7 @@ MAX_PENDING = 64
 
 @dataclass(frozen=True)
 class Asked:
-    """Event that a session requests a turn."""
+    """Event that signals a session's request for a turn."""
 
     session: int
     request: ChatRequest
@@ -44,14 +44,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Began:
-    """Event that an agent has started."""
+    """Event that signals the start of an agent."""
 
     session: int
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Event that an agent or its process has ended."""
+    """Event that signals the end of an agent or its process."""
 
     session: int
     reward: float = 0.0

@@ -116,7 +116,7 @@ class AgentPool(KillablePool):
         self.close()
 
     def play(self, records: Sequence[PromptRecord]) -> list[list[int]]:
-        """Start a session for each record, and return the sessions of each process in the order in which they start."""
+        """Start a session for each record, and return the sessions of each process in the order of their start."""
         numbers = list(range(len(records)))
         urls = self.endpoint.open(numbers)
         size = math.ceil(len(records) / self.num_processes)
@@ -150,7 +150,7 @@ _AGENT: list[tuple[Any, AgentConfig]] = []
 _LOOP: list[asyncio.AbstractEventLoop] = []
 
 _THREADS: list[threading.Thread] = []
-"""Threads that run agent functions that are not coroutines."""
+"""Threads for agent functions that are not coroutines."""
 
 
 def _prepare(options: AgentConfig, log: Path | None) -> None:

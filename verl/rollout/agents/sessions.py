@@ -1,8 +1,8 @@
 """Agent sessions as conversations that the run's engines sample.
 
-A session is an episode, and each of its requests is a turn. If a request's messages extend the messages of a row, it
-continues this row: the row's tokens stay as they were sampled, followed by a bridge. Any other request opens a further
-row of the episode, because the agent compacted its history, dropped thoughts, or started another history.
+A session is an episode, and each of its requests is a turn. A request whose messages extend those of a row continues
+the row. The row's tokens stay as sampled, followed by a bridge. Any other request opens a further row of the episode,
+because the agent compacted its history, dropped thoughts, or started another history.
 
 Legend: B sessions.
 """
@@ -58,8 +58,8 @@ class Row(Conversation):
 
     session: int = field(kw_only=True)
     branch: tuple[int, int] | None = None
-    """Digest of the first messages' tokens, and the row's ordinal among rows that begin with them. They determine the
-    random stream of a further row. None for the first row, which uses the stream of the response."""
+    """Digest of the first messages' tokens, and the row's ordinal among rows that begin with them. Digest and ordinal
+    determine the random stream of a further row. None for the first row, which uses the stream of the response."""
     why: str = ""
     """Reason for opening this row (see docs/agents.md), or an empty string for the first row."""
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Session:
     """Reason for the agent's failure, or an empty string."""
     timed_out: bool = False
     thinks_since: float | None = None
-    """Time since which the run has been waiting for the agent, or None before its process has reported its start."""
+    """Time at which the run began to wait for the agent, or None before its process has reported its start."""
     begun: Counter[int] = field(default_factory=Counter)
     """Number of further rows, keyed by the digest of the tokens that they begin with."""
 
@@ -252,7 +252,7 @@ class Sessions:
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
     def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
-        """Return new events and timeouts of ``thinking`` sessions, after up to a second if ``wait``."""
+        """Return new events and timeouts of ``thinking`` sessions. Wait up to one second for events if ``wait``."""
         limit = self.setup.options.agent.timeout_s
         found = drain(self._events, min(CHECK_S, limit) if wait and thinking else 0.0)
         alive = {event.session for event in found}

@@ -1,8 +1,8 @@
 """Runs the environments of conversations in separate processes.
 
 An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
-``async``. Its state consists of JSON values and tensors and is stored with the conversation as JSON, so any process can
-run any step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
+``async``. The state consists of JSON values and tensors and is stored with the conversation, so any process can run any
+step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ ENVIRONMENT_LOG = "environment.log"
 """Name of the file for the output of tools and environments."""
 
 TOGETHER = 64
-"""Number of ``async`` steps that are retried together if their process had to be killed."""
+"""Number of ``async`` steps that are retried together after their process was killed."""
 
 MARGIN_S = 5.0
-"""Seconds after a step's time limit at which a process with ``async`` steps is killed."""
+"""Seconds between a step's time limit and the killing of its process, if the process runs ``async`` steps."""
 
 EXCHANGE_S = 0.05
 """Maximum seconds to wait for a reply to ``async`` steps before checking for new steps to start."""
@@ -98,7 +98,7 @@ def role_of(environment: Any) -> str:
 
 @contextmanager
 def beginning(options: MultiTurnConfig) -> Iterator[Callable[[list[PromptRecord]], list[PromptRecord]] | None]:
-    """Provide :meth:`EnvironmentPool.begin`, or None if the run has no environment with ``observe``."""
+    """Yield :meth:`EnvironmentPool.begin`, or None if the run has no environment with ``observe``."""
     pool = EnvironmentPool(options) if options.enable and options.environment is not None else None
     if pool is None or not pool.observes:
         yield None
@@ -125,7 +125,7 @@ class EnvironmentPool(KillablePool):
         self.role, self.observes = role_of(environment), callable(getattr(environment, "observe", None))
         self.is_async = is_async(environment)
         self.settles = isinstance(environment, LiveEnvironment) and environment.gives_reward
-        """Whether the environment is asked for a reward once, at the end of the conversation, whatever ends it."""
+        """Whether the environment is asked for a reward only once, at the end of the conversation."""
         self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
         """Steps that have not been sent to a process yet."""
         super().__init__(
@@ -180,7 +180,7 @@ class EnvironmentPool(KillablePool):
         return begun
 
     def _answer_new(self) -> None:
-        """Answer all steps that have arrived, including during the last call."""
+        """Answer all steps that have arrived since the previous call started."""
         self._answer(drain(self._new))
 
     def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:

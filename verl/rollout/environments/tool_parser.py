@@ -16,7 +16,7 @@ from verl.rollout.environments.tools import read_arguments
 FIELD = "rollout.multi_turn.format"
 
 MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "TOOL_CALL_BEGIN", "bot_string", "tc_start")
-"""Attributes in which various parsers store the text that marks the beginning of a call."""
+"""Attributes that store the text that marks the beginning of a call, depending on the parser."""
 
 
 class ToolCallReader:

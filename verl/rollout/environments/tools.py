@@ -154,7 +154,7 @@ async def awaited(value: Any) -> Any:
 
 
 class ToolEnvironment:
-    """Environment that runs up to ``max_parallel_calls`` calls per turn and ends the conversation if there are none."""
+    """Environment that runs up to ``max_parallel_calls`` calls per turn and ends the conversation without calls."""
 
     def __init__(self, tools: Mapping[str, Tool], options: MultiTurnConfig) -> None:
         self.tools, self.options = tools, options

@@ -82,7 +82,7 @@ class Turns:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return a turn's calls (:meth:`ToolCallReader.read`), the ``mark`` of a call, and why none is supported."""
+        """Return a turn's calls (:meth:`ToolCallReader.read`), a call's ``mark``, and why calls are ``unsupported``."""
         if self.reader is None:
             return {"calls": [], "malformed": False, "mark": None, "unsupported": self.unsupported}
         return self.reader.read(tokens) | {"mark": self.reader.mark, "unsupported": ""}

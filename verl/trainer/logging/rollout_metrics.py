@@ -29,7 +29,7 @@ MAX_SOURCES = 16
 
 
 def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
-    """Return prompt and response lengths in tokens.
+    """Return metrics of prompt and response lengths in tokens.
 
     ``prompt_length/clip_ratio`` is the fraction of prompts with ``data.max_prompt_length`` tokens, and
     ``response_length/clip_ratio`` is the fraction of responses truncated at ``data.max_response_length``.
@@ -68,7 +68,7 @@ def turn_metrics(batch: Batch) -> dict[str, float]:
 def response_metrics(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Return rank metrics and the number and lengths of correct and incorrect responses.
+    """Return rank metrics, and the numbers and lengths of correct and incorrect responses.
 
     If a subset has no responses, its metrics are omitted, whereas the paper's release logs a length of 0.
     """
@@ -141,8 +141,8 @@ def dataset_scalars(
 def filtered_length_metrics(batch: Batch, max_length: int) -> dict[str, float]:
     """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses that the policy trains on.
 
-    If ``trainer.remove_clip`` is set, ``learn_mask`` masks out truncated responses, so they are excluded here. The
-    paper's release counts them with length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
+    With ``trainer.remove_clip``, truncated responses are masked out and not counted, whereas the paper's release counts
+    their length as 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
     """
     lengths = sums_within(batch.learn_mask.long(), batch.response_lengths)
     lengths = lengths[lengths > 0]
@@ -198,8 +198,8 @@ def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: floa
 def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict[str, float]:
     """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
-    The lag of a token is the number of updates between the weights that sampled it and the weights trained on it.
-    ``batch`` must contain ``version``, ``rollout_logprobs``, ``rewards``, and the pre-update policy's ``logprobs``.
+    The lag of a token is the number of policy updates between sampling the token and training on it. ``batch`` must
+    contain ``version``, ``rollout_logprobs``, ``rewards``, and the pre-update policy's ``logprobs``.
     """
     lags = step - 1 - batch.version.long()
     ends = batch.response_lengths.cumsum(dim=0)
@@ -225,7 +225,7 @@ def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict
 
 
 def version_metrics(batch: Batch) -> dict[str, float]:
-    """Return the mean signed and absolute difference in rank metrics between the pre-update policy and the engine.
+    """Return the mean and the mean absolute difference in rank metrics between the pre-update policy and the engine.
 
     Effective rank, velocity and acceleration are compared if ``calculator.compare_versions`` is set.
     """
@@ -291,8 +291,8 @@ def verdict_metrics(
 ) -> dict[str, float]:
     """Return all metrics of the verdicts on sampled responses.
 
-    They include scores, counts of reasons, the fraction of prompts without a learning signal (all ``n`` > 1 responses
-    have the same score), and metrics for each data source in ``logged``. ``sources`` are the responses' data sources.
+    They include scores, the number of verdicts per reason, the fraction of prompts whose ``n`` > 1 responses all have
+    the same score, and metrics of each data source in ``logged``. ``sources`` contains the responses' data sources.
     """
     means = score_metrics(verdicts)
     metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)
@@ -309,17 +309,17 @@ def select(verdicts: Sequence[Verdict], rows: Tensor) -> list[Verdict]:
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:
-    """Return a mask [B / n] bool of the groups whose n responses differ in ``values`` [B]."""
+    """Return a bool mask [B / n] that marks groups whose n responses differ in ``values`` [B]."""
     grouped = values.view(-1, n)
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
 def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
-    """Return metrics over k responses, averaged over prompts, for k = 2, 4, 8, ... and ``n``, or {} if ``n`` = 1.
+    """Return pass@k and similar metrics for k = 2, 4, 8, ... and ``n``, or an empty dict if ``n`` is 1.
 
     ``pass@k`` is the probability that at least one of k responses is correct, ``best@k/mean`` and ``worst@k/mean`` are
     their highest and lowest scores, and ``maj@k/mean`` is the probability that a majority vote is correct (omitted if
-    verifiers extract no answers). Each metric is the exact mean over all subsets of k responses.
+    verifiers extract no answers). Each metric is the exact mean over all subsets of k responses, averaged over prompts.
     """
     scores, correct = score_tensors(verdicts)
     grouped, num_correct = scores.double().view(-1, n), correct.view(-1, n).sum(dim=1)

@@ -1,6 +1,6 @@
 """Speed and memory metrics per phase, and profiler traces.
 
-Names follow veRL where it defines them. ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
+Metrics that veRL also logs have veRL's names. ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
 - ``timing_s/<phase>``: seconds per phase; their sum is ``timing_s/step`` (= ``perf/time_per_step``). If engines have
   separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time that
@@ -52,26 +52,26 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, by part of the GPU's name.
-The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4.
-For Hopper, Ada and Blackwell, NVIDIA lists twice these numbers, with sparsity. H800 and A800 match H100 and A100."""
+"""Part of a GPU's name -> its peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second.
+The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4. For
+Hopper, Ada and Blackwell, NVIDIA assumes sparsity and lists twice these values. H800 and A800 equal H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
-"""Name of each phase in veRL's ``perf/mfu`` metrics."""
+"""Maps each phase to its name in veRL's ``perf/mfu`` metrics."""
 
 BATCH = "batch"
-"""Key under which the work of a step's whole batch is recorded."""
+"""Name under which the token counts of a step's whole batch are recorded."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Number of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
-only one with LoRA, because the weights are frozen and the adapters are negligible."""
+"""Number of passes over the weight matrices. A backward pass needs two of them, for the gradients of inputs and
+weights. With LoRA, it needs one, because the weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Attributes of ``transformers`` configs that contain the number of experts."""
 
 
 class Work(NamedTuple):
-    """Token counts of a phase, from which the number of model operations is computed."""
+    """Token counts of a phase, used to compute the number of model operations."""
 
     tokens: float
     """Number of tokens."""
@@ -80,18 +80,18 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Tensor, cached: Tensor | int = 0) -> "Work":
-        """Return the work for sequences with ``lengths`` [B] tokens whose first ``cached`` tokens cost nothing."""
+        """Return the token counts of sequences of ``lengths`` [B], excluding the first ``cached`` tokens of each."""
         return cls(float((lengths - cached).sum()), float((lengths.double() ** 2 - cached**2).sum()))
 
 
 class StepRecord(NamedTuple):
-    """Measurements of a step, per phase."""
+    """Time, token counts and peak memory of a step's phases."""
 
     seconds: dict[str, float]
     work: dict[str, Work]
-    """Total work of all workers, for phases that process tokens."""
+    """Token counts of each phase that processes tokens, summed over all workers."""
     peaks: dict[str, MemoryPeak]
-    """Highest peak memory of any worker, for phases that use workers."""
+    """Peak memory of each phase that uses workers, as the maximum over all workers."""
     background: dict[str, float]
     """Seconds spent in phases that ran in parallel on separate devices and do not count towards the step's time."""
 
@@ -104,7 +104,7 @@ class StepRecord(NamedTuple):
 
 @dataclass(eq=False)
 class PhaseTimer:
-    """Timer that measures wall time, work and peak memory of named phases."""
+    """Timer that measures the wall time, token counts and peak memory of named phases."""
 
     on_enter: Callable[[str], None]
     """Callback that receives the name of each phase when it starts."""
@@ -140,7 +140,7 @@ class PhaseTimer:
                 peaks[name] = peak.joined(peaks.get(name))
 
     def count(self, name: str, work: Work) -> None:
-        """Add work to the phase ``name``."""
+        """Add token counts to the phase ``name``."""
         before = self._step.work.get(name, Work(0.0, 0.0))
         self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
 
@@ -160,7 +160,7 @@ class PhaseTimer:
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
-    """Return a device's peak in 10^12 operations per second, from ``config`` (``trainer.peak_tflops``) if it is not 0.
+    """Return a device's peak throughput in 10^12 operations per second: ``config`` (``trainer.peak_tflops``) if not 0.
 
     Otherwise, look up the device by name. Return None if the name is unknown or the dtype is not ``bfloat16``.
     """
@@ -181,10 +181,10 @@ class ModelCost:
     """
 
     num_parameters: float
-    """N, the number of weights that multiply each token. It includes the output head, tied or not, but excludes the
+    """N, the number of weights that multiply each token. N includes the output head, tied or not, but excludes the
     embedding table and the inactive experts of a mixture of experts."""
     attention_width: int
-    """L H Q, or 0 for a model without attention."""
+    """The product L H Q, or 0 for a model without attention."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
@@ -229,11 +229,11 @@ class StepMetrics:
     """Callable that converts a :class:`StepRecord` to this module's metrics."""
 
     world_size: int
-    """Number of workers that hold the models."""
+    """Number of workers that compute with the models."""
     passes: Mapping[str, tuple[ModelCost, int]]
-    """Cost of the model and number of passes over its weight matrices, by phase."""
+    """Maps each phase to the cost of its model and the number of passes over the weight matrices."""
     peak: float | None
-    """Peak of a worker's device in 10^12 operations per second, or None if unknown."""
+    """Peak throughput of a worker's device in 10^12 operations per second, or None if unknown."""
     pool_size: int = 0
     """Number of workers with separate engines, or 0 if the models' workers also sample."""
 

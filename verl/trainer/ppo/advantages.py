@@ -36,7 +36,7 @@ class ResponseRewards:
     tokenizer: PreTrainedTokenizerBase | None
     """Tokenizer of the reward model, or None if there is no reward model."""
     workers: WorkerGroup
-    """Workers that hold the reward model."""
+    """Workers that run the reward model."""
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Return the reward of each response, [B] float64, and metrics.
@@ -191,7 +191,7 @@ class AdvantageEstimation:
         """Return ``teacher.coef`` times log q - log p of the sampled tokens, [B, R] float64.
 
         Here q is the teacher and p the policy before the update. On the policy's own samples, the mean of log p - log q
-        is the reverse KL divergence, so that learning from these advantages lowers it.
+        is the reverse KL divergence. Learning from these advantages reduces the divergence.
         """
         options, limit = self.config.teacher, self.config.teacher.loss_max_clamp or math.inf
         ratios = batch.padded("teacher_logprobs").double() - batch.padded("old_logprobs").double()
@@ -212,7 +212,7 @@ class AdvantageEstimation:
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Subtract the weighted KL divergence from rewards, adapt the weight, and return the result and metrics."""
+        """Subtract the weighted KL divergence from rewards, adapt its weight, and return new rewards and metrics."""
         control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
         coef = control.coef
         rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)

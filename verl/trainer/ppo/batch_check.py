@@ -86,7 +86,7 @@ def check_batch(
 
 
 def check_carried_over(batch: Batch, learned: dict[tuple[int, int], int], step: int) -> None:
-    """Check that no response of a batch with carry-over was in the batch of an earlier step.
+    """Check, with carry-over, that the batch contains no response that an earlier step has trained on.
 
     Args:
         learned: Step whose batch contained each response, keyed by the response's admission step and random stream. The

@@ -14,8 +14,8 @@ from verl.rollout.partial import PER_TOKEN
 def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     """Return a batch in which each session's row is followed by the rows of its further histories.
 
-    An episode has one advantage for all its tokens, and each of its k rows gets 1/k of it. Losses are proportional to
-    advantages, so the k rows together have the weight of a single row. ``episode`` [B'] is the index of each row's
+    All tokens of an episode have the same advantage, which is divided by its number of rows. Losses are proportional to
+    advantages, so the rows together have the weight of a single row. ``episode`` [B'] is the index of each row's
     session. Batches without further histories are returned unchanged, except that ``further_rows`` is removed.
 
     Args:

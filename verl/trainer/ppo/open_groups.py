@@ -1,6 +1,6 @@
 """Bookkeeping of the groups that ``async_training.partial_rollout`` carries over from step to step.
 
-The responses of an admitted group are open until they finish, and then ready. A group is complete once all its
+Responses of an admitted group are called open until they finish, and ready afterwards. A group is complete once all its
 responses are ready. Each step trains on the oldest complete groups. Groups are never dropped.
 """
 
@@ -92,13 +92,13 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which the engines may stop.
 
-        Each stop forces open responses to be prefilled again, so at least a quarter of a batch is replaced at a time.
+        After a stop, open responses must be prefilled again, so stops are at least a quarter of a batch apart.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
 
     def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
-        """Return whether enough groups are complete and all other groups can still be trained on before they are due.
+        """Return whether enough groups are complete and all others can still be trained on by the time they are due.
 
         A group is due ``carried_steps`` steps after its admission, so at most j batches may be due in the next j steps.
 

@@ -224,8 +224,8 @@ class RayPPOTrainer(Trainer):
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities in the denominator of the policy ratio, [M].
 
-        This step's responses use the policy's log-probabilities. Responses from earlier steps use the engine's, so that
-        the ratio is relative to the policy that sampled them, unless ``rollout_is`` already corrects for that.
+        This step's responses use the policy's log-probabilities. Unless ``rollout_is`` is set, responses from earlier
+        steps use the engine's log-probabilities, so that the ratio is relative to the policy that sampled them.
         """
         current: Tensor = batch.logprobs
         replayed = batch.step < self.step
@@ -348,7 +348,7 @@ class RayPPOTrainer(Trainer):
                 self.metrics |= lag_metrics(current, self.step, **correction.weight_bounds)
 
     def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
-        """Update the rank metric and score baselines. The score baselines include dropped responses."""
+        """Update the baselines of rank metrics and scores. The score baselines include dropped responses."""
         fresh = (batch.step == self.step).nonzero().flatten()
         if self.config.reward_manager.active and len(fresh):
             scores = torch.cat([sampled.batch.scores, sampled.dropped_scores])
@@ -440,7 +440,7 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     """Return the options, except ``data.shuffle``, that affect the prompt order or the responses stored in checkpoints.
 
-    A run can be resumed only if these options are unchanged. The result is empty if none of them is set.
+    A run can be resumed only if these options are unchanged. The result is empty if none of these options is set.
     """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""

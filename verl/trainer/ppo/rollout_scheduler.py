@@ -40,7 +40,7 @@ from verl.trainer.ppo.verification import Verification, fill_verdicts
 from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
-"""Step number in the seed of every validation. Training never uses this value."""
+"""Number that replaces the step number in the seeds of all validations. Training never uses this value."""
 
 MAX_FRUITLESS_BATCHES = 100
 """Maximum number of batches without an informative group in a step, if ``max_num_gen_batches`` sets no limit."""
@@ -342,7 +342,7 @@ class RolloutScheduler:
             groups.waiting = records[missing:]
 
     def _advance(self, groups: OpenGroups, step: int, version: int, timer: PhaseTimer) -> float:
-        """Generate until the step has enough complete groups, and return the number of reread tokens."""
+        """Generate until the step has enough complete groups, and return the number of tokens prefilled again."""
         assert groups.open is not None
         before, parts = groups.open, list[Batch]()
         verification = self._verification(before.records)
@@ -436,7 +436,7 @@ def finish(verification: Verification, timer: PhaseTimer) -> None:
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join ``parts`` in the order of ``before`` and add the ``KEPT`` columns of ``before``, or return None if empty."""
+    """Join ``parts`` in the order of ``before``, adding its ``KEPT`` columns, or return None if there are no parts."""
     if not parts:
         return None
     batch = Batch.join(parts)

@@ -43,7 +43,7 @@ COLUMNS = {
 
 
 def run_ppo(config: PPOConfig) -> None:
-    """Run a training job. Errors in config, data and custom code are reported before Ray starts where possible.
+    """Run a training job. If possible, errors in config, data and custom code are reported before Ray starts.
 
     Raises:
         ConfigError: If the config is incompatible with the data or the machine.

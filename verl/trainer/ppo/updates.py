@@ -125,7 +125,7 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield mini-batches of ``num_rows`` responses with their numbers of tokens and responses to train on.
+    """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to train on.
 
     If the batch has ``episode``, agent sessions are counted instead of responses, and their rows stay together.
 

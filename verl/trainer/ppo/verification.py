@@ -22,7 +22,7 @@ class Verification:
     """
 
     records: Sequence[PromptRecord]
-    """Prompt of each of the B responses."""
+    """Prompts of the B responses."""
     tokenizer: PreTrainedTokenizerBase
     stop_strings: Sequence[str]
     verifiers: VerifierPool
@@ -42,7 +42,7 @@ class Verification:
         self._submitted: list[tuple[list[int], PendingVerdicts]] = []
 
     def add(self, part: Batch) -> None:
-        """Add finished responses. Their column ``request`` contains their indices in ``records``."""
+        """Add finished responses, whose column ``request`` contains their indices in ``records``."""
         rows = part.request.tolist()
         for row, text in zip(rows, policy_texts(part, self.tokenizer, self.stop_strings), strict=True):
             self.texts[row] = text
@@ -55,7 +55,7 @@ class Verification:
             self.submit()
 
     def submit(self) -> None:
-        """Submit the collected responses. This must also be called after the last :meth:`add`."""
+        """Submit the collected responses. Call this method once more after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
         if self.optional:
             known = {row for row in rows if can_score(self.records[row].data_source, self.records[row].ground_truth)}

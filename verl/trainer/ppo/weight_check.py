@@ -1,8 +1,8 @@
 """Checks that engines sample with the policy's weights.
 
 An engine that keeps old weights, or has a layer, adapter or expert in the wrong place, samples plausible text from a
-different policy, and training merely seems not to help. The weight changes of one update are too small to detect this
-at an engine's precision. The check therefore changes every weight by a fifth before the first step, then restores it.
+different policy, and training merely seems ineffective. One update changes the weights too little to detect such errors
+at an engine's precision. The check therefore changes every weight by 20 % before the first step, then restores it.
 """
 
 from collections.abc import Sequence
@@ -38,14 +38,14 @@ class Tolerance(NamedTuple):
 EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.1, 0.1)
 """Tolerances for float32, and for engines or trainers that compute in 16 bits.
 
-At 16 bits, rounding changes which experts a router selects, so only wrong layers, heads, adapters or models are found.
+At 16 bits, rounding changes a router's selection, so only wrong layers, heads, adapters or models are detected.
 """
 
 
 def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
-    """Return the tolerance for the precision of engine and trainer, or None if they differ by design.
+    """Return the tolerance for the precision of engine and trainer, or None if engine and trainer differ by design.
 
-    They differ if the engine quantizes, or samples from a modified distribution.
+    Engine and trainer differ if the engine quantizes, or samples from a modified distribution.
     """
     rollout = config.rollout
     sampling, kwargs = rollout.train_kwargs, rollout.engine_kwargs
@@ -96,7 +96,7 @@ def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[Pr
 
 
 def _sample(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord]) -> tuple[Batch, Tensor]:
-    """Sample short responses to the first prompts. Return them with each response's engine index, [B] int64."""
+    """Sample short responses to the first prompts. Return the responses and each response's engine index, [B] int64."""
     num_engines = len(policy.engines.living) // config.rollout.tensor_parallel_size
     prompts = [records[i % len(records)] for i in range(ROWS * num_engines)]
     requests = ResponseRequests(
