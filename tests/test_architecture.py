@@ -117,7 +117,7 @@ BUDGETS = {
     "verifiers": 3136,
     "verl": 57,
     "vllm_patches": 1915,
-    "workers": 1194,
+    "workers": 1108,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""
