@@ -48,6 +48,9 @@ class AsyncFunctionsConfig(Group):
     """Keep answers in the run's folder, so that neither a resumed run nor an equal response asks again."""
 
 
+VERIFIER = "verl.rewards.registry:verifier"
+"""Import path of the built-in verifier of a record's data source, as part of a sum."""
+
 SUMMAND = re.compile(r"(?:(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?([^*+]+:\w+)")
 """Weight and import path of one of several functions that are added."""
 
@@ -61,6 +64,11 @@ def summands(path: str) -> list[tuple[float, str]]:
     if None in found:
         return [(1.0, path)]
     return [(float(match[1] or 1), match[2]) for match in found if match is not None]
+
+
+def is_sum(path: str) -> bool:
+    """Return whether a path names several functions that are added, or one with a weight."""
+    return summands(path) != [(1.0, path)]
 
 
 def _is_function(path: str) -> bool:

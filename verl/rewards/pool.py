@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from verl.config.checks import require
-from verl.config.rewards import RewardScoreConfig
-from verl.rewards.custom import CustomFunctionError, is_async, load_function
-from verl.rewards.registry import ZERO_IF_FAILED, Job, compute_score, find_scorer, use_custom_functions
+from verl.config.rewards import VERIFIER, RewardScoreConfig, is_sum, summands
+from verl.rewards.combined import INAPPLICABLE
+from verl.rewards.custom import CustomFunctionError, check_function, is_async, sum_verdict
+from verl.rewards.registry import ZERO_IF_FAILED, Job, Scorer, compute_score, find_scorer, use_custom_functions
 from verl.rewards.score import with_score
 from verl.rewards.services import MAX_CALLS, Message, answer, message_limit_s
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
@@ -62,7 +63,7 @@ class VerifierPool(KillablePool):
         self.config = config
         self._custom = config.paths_of_custom_functions()
         for path in self._custom.values():
-            load_function(path, tuple(config.custom_kwargs))
+            check_function(path, config.custom_kwargs)
         self._warned = False
         options = config.async_functions
         self._cache = folder / ANSWERS if folder is not None and options.cache else None
@@ -140,18 +141,21 @@ class VerifierPool(KillablePool):
         require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
         self.check_open()
         scorers = {source: find_scorer(source, self._custom) for source in set(data_sources)}
+        parts = {source: _scored_apart(scorer) for source, scorer in scorers.items()}
         jobs = []
         for source, solution, truth, info, thinks, in_hashes in zip(
             data_sources, solutions, ground_truths, infos, opened, hashes, strict=True
         ):
-            text = THINK + solution if thinks and not scorers[source].is_custom else solution
-            jobs.append(Job(scorers[source], source, text, truth, info, in_hashes))
+            whole = scorers[source]
+            for scorer in [whole.part(path, source) for _, path in parts[source]] or [whole]:
+                text = THINK + solution if thinks and not scorer.is_custom else solution
+                jobs.append(Job(scorer, source, text, truth, info, in_hashes, bool(parts[source])))
         # Check each value once, because responses to the same prompt share them.
         for job in {(id(job.ground_truth), id(job.extra_info)): job for job in jobs}.values():
             require_shallow(job.ground_truth, "ground_truth")
             require_shallow(job.extra_info, "extra_info")
             job.scorer.accepted(job.ground_truth)
-        return self.submit(self._score, jobs)
+        return self.submit(self._score, jobs, [parts[source] for source in data_sources])
 
     def close(self) -> None:
         """Stop all processes, even in the middle of a batch."""
@@ -159,7 +163,23 @@ class VerifierPool(KillablePool):
         if self._services is not None:
             self._services.close()
 
-    def _score(self, jobs: list[Job]) -> list[Verdict]:
+    def _score(self, jobs: list[Job], parts: list[list[tuple[float, str]]]) -> list[Verdict]:
+        """Return a verdict per response, of the next job or of a sum of as many as ``parts`` has for the response."""
+        verdicts = self._score_jobs(jobs)
+        totals, end = list[Verdict](), 0
+        for summed in parts:
+            start, end = end, end + max(1, len(summed))
+            failed = [v for v, job in zip(verdicts[start:end], jobs[start:end], strict=True) if _has_failed(v, job)]
+            if failed or not summed:
+                totals.append((failed or verdicts[start:end])[0])
+                continue
+            try:
+                totals.append(sum_verdict(jobs[start].data_source, summed, verdicts[start:end]))
+            except CustomFunctionError as error:
+                totals.append(self._failure(error, jobs[start]))
+        return totals
+
+    def _score_jobs(self, jobs: list[Job]) -> list[Verdict]:
         """Return the verdicts on ``jobs``, computing synchronous ones first and then awaiting coroutines."""
         waiting = [index for index, job in enumerate(jobs) if job.scorer.is_custom and is_async(job.scorer.path)]
         if not waiting:
@@ -171,7 +191,7 @@ class VerifierPool(KillablePool):
 
     def _ask_services(self, jobs: list[Job]) -> list[Verdict]:
         assert self._services is not None, "a coroutine is among the custom functions"
-        questions = [(job.scorer.path, *job[1:5]) for job in jobs]
+        questions = [(job.scorer.path, *job[1:5], job.is_part) for job in jobs]
         parts = [questions[i : i + MAX_CALLS] for i in range(0, len(questions), MAX_CALLS)]
         messages = [Message(part, self.config.async_functions, self._cache) for part in parts]
         answers: list[Verdict | str | BaseException] = []
@@ -212,6 +232,22 @@ class VerifierPool(KillablePool):
         boxed = extract_boxed(after_thinking(job.solution)) is not None
         own_score = job.scorer.is_custom or job.scorer.path in ZERO_IF_FAILED
         return Verdict(False, boxed, reason, score=0.0 if own_score else None)
+
+
+def _scored_apart(scorer: Scorer) -> list[tuple[float, str]]:
+    """Return the weights and paths of a sum whose functions do not run in one process, or an empty list.
+
+    A coroutine waits in the event loop, which other functions would hold up, and verifiers have a quick pass.
+    """
+    if not (scorer.is_custom and is_sum(scorer.path)):
+        return []
+    parts = summands(scorer.path)
+    return parts if is_async(scorer.path) or any(path == VERIFIER for _, path in parts) else []
+
+
+def _has_failed(verdict: Verdict, job: Job) -> bool:
+    """Return whether a custom function exceeded its limits or raised an exception, so that the response scores 0."""
+    return job.scorer.is_custom and verdict.reason not in ("custom", INAPPLICABLE.reason)
 
 
 def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:

@@ -18,8 +18,8 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError
-from verl.config.rewards import AsyncFunctionsConfig, summands
-from verl.rewards.custom import CUSTOM_KWARGS, CustomFunctionError, awaited_verdict, load_function
+from verl.config.rewards import AsyncFunctionsConfig
+from verl.rewards.custom import CUSTOM_KWARGS, CustomFunctionError, awaited_verdict, keywords_of, load_function
 from verl.utils.user_code import source_file
 from verl.verifiers.verdict import Verdict
 
@@ -36,7 +36,7 @@ BLOCKED_S = 5.0
 """Time in seconds beyond the limit of a call for which a call may block the event loop before the process is killed."""
 
 Question = tuple[Any, ...]
-"""Path of a function, data source, response, ground truth and extra information."""
+"""Path of a function, data source, response, ground truth, extra information, and whether it is part of a sum."""
 
 
 class Message(NamedTuple):
@@ -99,7 +99,8 @@ async def _ask(
             await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
         try:
             async with free:
-                verdict = await asyncio.wait_for(awaited_verdict(*question), options.timeout_s)
+                called = awaited_verdict(*question[:5], is_part=question[5])
+                verdict = await asyncio.wait_for(called, options.timeout_s)
         except TimeoutError:
             failure = f"{question[0]} on data_source={question[1]!r} took longer than {options.timeout_s:g} s"
         except (CustomFunctionError, MemoryError, RecursionError) as error:
@@ -124,10 +125,9 @@ def _source(path: str) -> Path:
 
 def question_key(question: Question) -> str:
     """Return a digest of all that an answer depends on, including the source of the function."""
-    path = question[0]
-    files = [_source(part) for _, part in summands(path)]
-    code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
-    text = json.dumps([code, path, CUSTOM_KWARGS, *question[1:]], sort_keys=True, default=str)
+    path, file = question[0], _source(question[0])
+    code = file.read_text(errors="replace") if file.is_file() else ""
+    text = json.dumps([code, keywords_of(path, CUSTOM_KWARGS), *question], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
@@ -170,7 +170,7 @@ class _Answers:
         if self._database is None:
             return
         try:
-            text = json.dumps(verdict.as_dict())
+            text = json.dumps(verdict.as_dict() | {"stated": verdict.stated})
             self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
         except sqlite3.Error as error:
             raise self._unusable(error) from error
