@@ -5,6 +5,7 @@ because its special tokens (such as ``<|im_start|>``) must match the model's. ``
 tokenizer's chat template, and ``raw`` adds nothing.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -145,6 +146,23 @@ def render_chat(
     """
     rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
     return rendered
+
+
+def render_untrusted(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a chat of one user message, in which names of special tokens are plain text.
+
+    Raises ``ConfigError`` if the tokenizer's template fails, or leaves the message out.
+    """
+    mark = hashlib.blake2b(text.encode(errors="surrogatepass")).hexdigest()
+    before, found, after = render_chat_text([{"role": "user", "content": mark}], tokenizer, None, True).partition(mark)
+    if not found:
+        raise ConfigError("the tokenizer's chat template leaves out the user's message")
+    parts = [(before, False), (text, True), (after, False)]
+    return [
+        token
+        for part, is_plain in parts
+        for token in tokenizer(part, add_special_tokens=False, split_special_tokens=is_plain).input_ids
+    ]
 
 
 def render_record(

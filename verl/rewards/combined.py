@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
+from typing import Any
 
 from verl.verifiers.verdict import Verdict
 
@@ -14,19 +15,20 @@ INAPPLICABLE = Verdict(False, False, "inapplicable")
 
 
 def add_verdicts(parts: Sequence[tuple[float, str]], verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict of a sum, whose parts have these weights and import paths.
+    """Return the verdict of a sum, whose parts have these weights and import paths, empty for the rest of a sum.
 
     A function that does not apply adds nothing; other weights stay as they are. The result has the score of each
     function under its name, and their extra values. The response is correct if the first verifier, or function with
     ``acc``, says so or, without one, if the first that applies gives a score above 0. If none applies, the result is
     ``INAPPLICABLE``.
     """
-    score, scores, extras, deciding = 0.0, dict[str, float](), dict[str, object](), INAPPLICABLE
+    score, scores, extras, deciding = 0.0, dict[str, float](), dict[str, Any](), INAPPLICABLE
     for (weight, _), name, verdict in zip(parts, summand_names(parts), verdicts, strict=True):
         if verdict.reason == INAPPLICABLE.reason:
             continue
         assert verdict.score is not None
-        score, scores[name] = score + weight * verdict.score, verdict.score
+        score += weight * verdict.score
+        scores |= {name: verdict.score} if name else {}
         if deciding is INAPPLICABLE or (_states(verdict) and not _states(deciding)):
             deciding = verdict
         extras = {**verdict.extras} | extras

@@ -114,28 +114,28 @@ def custom_verdict(path: str, *arguments: Any, is_part: bool = False) -> Verdict
     """
     if is_sum(path):
         parts = summands(path)
-        return sum_verdict(arguments[0], parts, [custom_verdict(part, *arguments, is_part=True) for _, part in parts])
+        total = add_verdicts(parts, [custom_verdict(part, *arguments, is_part=True) for _, part in parts])
+        if total.reason == INAPPLICABLE.reason:
+            raise none_applies(arguments[0], parts)
+        return replace(total, extras=plain_extras(total.extras, ()))
     with _named(path, arguments):
         result = _called(path, arguments)
         # A decorated coroutine function does not look like one.
         result = asyncio.run(result) if inspect.iscoroutine(result) else result
-    return _read_verdict(path, arguments, result, is_part)
+    return verdict_of(path, arguments, result, is_part)
 
 
 async def awaited_verdict(path: str, *arguments: Any, is_part: bool = False) -> Verdict:
     """Return the verdict of a custom function that is a coroutine; see :func:`custom_verdict`."""
     with _named(path, arguments):
         result = await _called(path, arguments)
-    return _read_verdict(path, arguments, result, is_part)
+    return verdict_of(path, arguments, result, is_part)
 
 
-def sum_verdict(data_source: str, parts: Sequence[tuple[float, str]], verdicts: Sequence[Verdict]) -> Verdict:
-    """Return :func:`add_verdicts` within this module's limits; raise ``CustomFunctionError`` if no function applies."""
-    total = add_verdicts(parts, verdicts)
-    if total.reason == INAPPLICABLE.reason:
-        none = f"None from all of {', '.join(summand_names(parts))}; one of them must apply to every response"
-        raise CustomFunctionError(f"{FIELD} of data_source={data_source!r} returned {none}")
-    return replace(total, extras=plain_extras(total.extras, ()))
+def none_applies(data_source: str, parts: Sequence[tuple[float, str]]) -> CustomFunctionError:
+    """Return the error to raise if no function of a sum applies to a response."""
+    none = f"None from all of {', '.join(summand_names(parts))}; one of them must apply to every response"
+    return CustomFunctionError(f"{FIELD} of data_source={data_source!r} returned {none}")
 
 
 def is_async(path: str) -> bool:
@@ -145,7 +145,7 @@ def is_async(path: str) -> bool:
 
 def _called(path: str, arguments: Sequence[Any]) -> Any:
     info, keywords, parameters = arguments[3] or {}, keywords_of(path, CUSTOM_KWARGS), _parameters(path)
-    further = {name: info[name] for name in further_parameters(path) if name in info} | keywords
+    further = {name: info[name] for name in further_parameters(path) if name in info} | {**keywords}
     if missing := [name for name in further_parameters(path) if parameters[name] and name not in further]:
         trl = " (as in TRL; here a function scores one response, solution_str)" if {*missing} & {*TRL_ARGUMENTS} else ""
         raise MissingColumns(
@@ -171,7 +171,8 @@ def _named(path: str, arguments: Sequence[Any], what: str = "") -> Iterator[None
         raise CustomFunctionError(f"{where} {what}{raised(error)}") from error
 
 
-def _read_verdict(path: str, arguments: Sequence[Any], result: Any, is_part: bool) -> Verdict:
+def verdict_of(path: str, arguments: Sequence[Any], result: Any, is_part: bool) -> Verdict:
+    """Return the verdict that the ``result`` of the function ``path`` means; see :func:`custom_verdict`."""
     if result is None and is_part:
         return INAPPLICABLE
     kept = f"returned a value that cannot be kept{_location(load_function(path))}: reading it "

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
-from verl.rewards import code
 from verl.config.rewards import VERIFIER, summands
+from verl.rewards import code
 from verl.rewards.custom import CUSTOM_KWARGS, check_function, custom_verdict, further_parameters
 from verl.rewards.score import with_score
 from verl.utils.sandbox import require_sandbox
