@@ -171,8 +171,9 @@ def test_unusable_cache_is_named(service: Service, tmp_path: Path, refused):
 
 
 def test_damaged_cache_keeps_its_readable_answers(tmp_path: Path):
-    """Cut in the middle of a record, as by the death of the machine, a file gives what comes before; no other answer."""
-    file, verdicts = tmp_path / ANSWERS, {f"{i:03d}" * 10: Verdict(True, False, "custom", score=float(i)) for i in range(99)}
+    """Of a file that is cut in the middle of a record, what can be read is not asked for again."""
+    file = tmp_path / ANSWERS
+    verdicts = {f"{i:03d}" * 10: Verdict(True, False, "custom", score=float(i)) for i in range(99)}
     with closing(_Answers(file)) as answers:
         for key, verdict in verdicts.items():
             answers.keep(key, verdict)

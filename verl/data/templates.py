@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
+from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import THINK
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -157,7 +158,7 @@ def render_untrusted(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     before, found, after = render_chat_text([{"role": "user", "content": mark}], tokenizer, None, True).partition(mark)
     if not found:
         raise ConfigError("the tokenizer's chat template leaves out the user's message")
-    parts = [(before, False), (text, True), (after, False)]
+    parts = [(before, False), (valid_unicode(text), True), (after, False)]
     return [
         token
         for part, is_plain in parts

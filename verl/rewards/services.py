@@ -198,7 +198,9 @@ class _Answers:
         self._database.close()
         self.file.replace(self.file.with_suffix(".damaged"))
         self._open(self.file)
-        for key, verdict in found.items():
+        # The record in which the file ends is filled up with zeros.
+        whole = {k: v for k, v in found.items() if k and v and "\0" not in f"{k}{v}"}
+        for key, verdict in whole.items():
             self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, verdict)
 
     def _unusable(self, error: sqlite3.Error) -> ConfigError:
