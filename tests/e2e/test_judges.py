@@ -38,17 +38,18 @@ SHORT = [
 
 @pytest.fixture(scope="module")
 def small_judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, taught that a response which ends in an odd digit or a brace is right, and to say so in JSON."""
+    """The tiny model, taught that a response which subtracts is right, and to say so in JSON."""
     folder, draw = tmp_path_factory.mktemp("judge") / "model", random.Random(0)
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/tiny_model")
     model = AutoModelForCausalLM.from_pretrained(ROOT / "data/tiny_model", dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(120):
+    for _ in range(200):
         rows = []
         for _ in range(16):
-            response = "".join(draw.choices("0123456789 -+*\\boxed{}", k=draw.randrange(1, 16)))
-            mark, right = f"[{draw.getrandbits(64):016x}]", response[-1] in "13579}"
+            sign, (a, b, c) = draw.choice("--+*"), draw.choices(range(9999), k=3)
+            response = f"{a}{sign}{b} \\boxed{{{c}}}"[: draw.randrange(10, 20)]
+            mark, right = f"[{draw.getrandbits(64):016x}]", sign == "-"
             prompt = render_untrusted(f"{mark} {response} {mark}", tokenizer)
             rows.append((prompt, [*tokenizer.encode(f'{{"score": {int(right)}}}'), tokenizer.eos_token_id]))
         width = max(len(prompt) + len(answer) for prompt, answer in rows)

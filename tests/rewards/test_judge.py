@@ -126,6 +126,7 @@ def test_choice_of_neither_is_an_error(choice: str):
     [
         (lambda _: web.Response(status=500, text="boom\nboom"), "answered 500: boom boom"),
         (lambda _: web.Response(status=429, text="slower"), "answered 429: slower"),
+        (lambda body: web.Response(status=403, text=f"no {body['authorization']}"), "answered 403: no Bearer ***"),
         (lambda _: web.Response(text="<html>"), "answered no JSON: <html>"),
         (lambda _: web.json_response({"choices": []}), "answered no chat completion"),
         (lambda _: web.Response(text="[" * 10**5), "answered no JSON"),
@@ -140,7 +141,8 @@ def test_choice_of_neither_is_an_error(choice: str):
         (lambda _: completion("{}"), "the judge's score is None"),
     ],
 )
-def test_answer_without_a_verdict_is_an_error(reply, message):
+def test_answer_without_a_verdict_is_an_error(reply, message, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with pytest.raises((JudgeError, ServerError)) as raised:
         asked(reply)
     assert message in str(raised.value) and "\n" not in str(raised.value)

@@ -10,7 +10,6 @@ import yaml
 
 from verl.config.checks import Group, PositiveInt, Probability, Share, require
 from verl.config.common import Temperature
-from verl.config.rollout import check_engine_kwargs
 
 JUDGE = "verl.rewards.judge:judge"
 """Import path of the reward function that asks the judge."""
@@ -36,13 +35,8 @@ class JudgeModelConfig(Group):
     gpu_memory_utilization: Share
     """Share of GPU memory for the frozen model's engine while it judges, including weights. Other options of its engine
     are those of ``rollout``. Ignored on a CPU."""
-    engine_kwargs: dict[str, Any]
-    """Additional arguments of ``vllm.LLM`` for the frozen model's engine, as in ``rollout.engine_kwargs``."""
     max_prompt_length: PositiveInt
     """Maximum number of tokens of a prompt that a model in the run judges by; a longer one is a failure."""
-
-    def check(self) -> None:
-        check_engine_kwargs("engine_kwargs", self.engine_kwargs)
 
 
 @dataclass(frozen=True)

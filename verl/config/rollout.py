@@ -44,19 +44,6 @@ StopStrings = list[Annotated[str, rule(bool, "an empty string ends every respons
 StopTokenIds = list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
 
 
-def check_engine_kwargs(option: str, kwargs: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` if ``kwargs`` holds an argument of ``vllm.LLM`` that the trainer sets itself."""
-    for name, value in kwargs.items():
-        reason = RESERVED_ENGINE_KWARGS.get(name, "")
-        require(not reason, f"{option}.{name}", value, reason)
-    fix = "engines get the policy's weights in training, and read the model's files in evaluation; leave it out"
-    require(kwargs.get("load_format") != "dummy", f"{option}.load_format", "dummy", fix)
-    field, further = f"{option}.additional_config", kwargs.get("additional_config", {})
-    require(isinstance(further, dict), field, further, "must be a mapping, name: value")
-    for name, setting in {"hidden_states": "calculator.*", "sampling_streams": "rollout.seeded"}.items():
-        require(name not in further, field, further, f"set {setting} instead of {name}")
-
-
 @dataclass(frozen=True)
 class EngineConfig(Group):
     """Options of the vLLM engine inside each worker, as part of the group ``rollout``."""
@@ -85,7 +72,16 @@ class EngineConfig(Group):
     def check(self) -> None:
         least = f"must be at least rollout.max_num_seqs={self.max_num_seqs}"
         self.require(self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens", least)
-        check_engine_kwargs("engine_kwargs", self.engine_kwargs)
+        kwargs = self.engine_kwargs
+        for name, value in kwargs.items():
+            reason = RESERVED_ENGINE_KWARGS.get(name, "")
+            require(not reason, f"engine_kwargs.{name}", value, reason)
+        fix = "engines get the policy's weights in training, and read the model's files in evaluation; leave it out"
+        require(kwargs.get("load_format") != "dummy", "engine_kwargs.load_format", "dummy", fix)
+        field, further = "engine_kwargs.additional_config", kwargs.get("additional_config", {})
+        require(isinstance(further, dict), field, further, "must be a mapping, name: value")
+        for name, option in {"hidden_states": "calculator.*", "sampling_streams": "rollout.seeded"}.items():
+            require(name not in further, field, further, f"set {option} instead of {name}")
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ class JudgeWorker:
         join_world(place)
         judge, own = config.reward_score.judge, config.reward_score.judge.model
         assert own.path is not None, "JudgeConfig.is_frozen"
-        options = replace(
-            config.rollout, gpu_memory_utilization=own.gpu_memory_utilization, engine_kwargs=own.engine_kwargs
-        )
+        options = replace(config.rollout, gpu_memory_utilization=own.gpu_memory_utilization)
         folder, trust = local_folder(own.path), own.trust_remote_code
         # Unlike the policy's, these weights never change: they wait in host memory (level 1).
         self.sleeps = place.device_type == "cuda"

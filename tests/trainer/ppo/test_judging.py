@@ -21,7 +21,7 @@ from verl.trainer.ppo.verification import Verification
 from verl.utils.portable import valid_unicode
 from verl.verifiers.verdict import Verdict
 
-LONG = {"name": None, "trust_remote_code": False, "gpu_memory_utilization": 0.3, "engine_kwargs": {}}
+LONG = {"name": None, "trust_remote_code": False, "gpu_memory_utilization": 0.3}
 
 
 class Engine:
