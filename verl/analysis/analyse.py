@@ -50,7 +50,7 @@ def run_analysis(config: AnalysisConfig) -> None:
     """
     check_pairs(config)
     own_measures(config.calculator.own_metrics)  # fail before any engine starts
-    use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
+    use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.function_kwargs)
     with sampling_display("analysis", "samples and measurements") as display:
         files: dict[str, list[Problem]] = {}
         for path in config.analysis.prompt_files:

@@ -227,6 +227,10 @@ class EvaluationConfig(SamplingFilters):
         self.require(not (self.rollout.multi_turn.enable and self.calculator.enable), "rollout.multi_turn.enable", fix)
         fix = "an evaluation measures hidden states only; set []"
         self.require(not self.calculator.metric_indices_add, "calculator.metric_indices_add", fix)
+        judge = self.reward_score.judge
+        option = "pairs" if judge.pairs else "model.path"
+        fix = f"an evaluation asks a judge at base_url for the score of each response; leave out {option}"
+        self.require(not judge.waits, f"reward_score.judge.{option}", fix)
         for alias, run in self.runs.items():
             IS_FOLDER_NAME("runs", alias)
             require(run.path is not None, f"runs.{alias}.path", None, "name a training run or a model")

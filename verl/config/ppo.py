@@ -80,6 +80,7 @@ class PPOConfig(Group):
             self._check_carry_over,
             self._check_teacher,
             self._check_agents,
+            self._check_judge,
         ):
             with mistakes.collected():
                 check()
@@ -167,6 +168,12 @@ class PPOConfig(Group):
     def max_sequence_length(self) -> int:
         """Maximum total number of tokens in a prompt and its response."""
         return self.data.max_prompt_length + self.data.max_response_length
+
+    @property
+    def max_engine_length(self) -> int:
+        """Maximum total number of tokens in a prompt and its response in an engine, which may also judge responses."""
+        judge = self.reward_score.judge
+        return max(self.max_sequence_length, judge.max_length if judge.is_policy else 0)
 
     def actor_updates(self, total_steps: int) -> int:
         """Return the number of optimizer steps of the policy in a run of ``total_steps``, at least 1."""
@@ -348,3 +355,27 @@ class PPOConfig(Group):
         self.require(same, "teacher.model.ulysses_sequence_parallel_size", fix)
         measures = self.calculator.enable or not teacher.rank_metrics
         self.require(measures, "teacher.rank_metrics", "needs calculator.enable=true; set that, or this to false")
+
+    def _check_judge(self) -> None:
+        """Check that the run has the responses and the engines that the judge needs."""
+        judge, turns = self.reward_score.judge, self.rollout.multi_turn
+        if not judge.enable:
+            return
+        field = "reward_score.judge.model.path"
+        fix = "the environment's rewards are the scores, so that nothing is judged; set it to add"
+        self.require(not turns.replaces_verifiers, "rollout.multi_turn.reward", fix)
+        fix = f"an engine with conversations answers no single prompts; name a frozen model as {field}"
+        self.require(not (judge.is_policy and turns.enable), "rollout.multi_turn.enable", fix)
+        fix = "a frozen judge shares the trainer's devices, which learn while engines of their own sample; serve it at "
+        fix += "reward_score.judge.base_url, or set this to policy"
+        self.require(not (judge.is_frozen and self.rollout.has_pool), field, fix)
+        if not judge.pairs:
+            return
+        for option, n in {"rollout.n": self.rollout.n, "rollout.val_kwargs.n": self.rollout.val_kwargs.n}.items():
+            fix = f"each response is compared with reward_score.judge.opponents={judge.opponents} others; set "
+            fix += f"{option}>={judge.opponents + 1}, or lower opponents"
+            self.require(n > judge.opponents or (option != "rollout.n" and not self.data.val_files), option, fix)
+        fix = "reward_score.judge.pairs needs groups that are sampled in one step; set it to false"
+        self.require(not self.async_training.partial_rollout, "async_training.partial_rollout", fix)
+        fix = "reward_score.judge.pairs cannot score remax's single greedy response; choose another"
+        self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", fix)

@@ -17,6 +17,7 @@ from verl.config.checks import (
     within,
 )
 from verl.config.common import ModelConfig
+from verl.config.judge import JUDGE, JudgeConfig
 
 ScoreMode = Literal["independent", "mix", "partial"]
 
@@ -48,6 +49,9 @@ class AsyncFunctionsConfig(Group):
     """Cache results in the run's folder, so that resumed runs and identical responses do not repeat calls."""
 
 
+VERIFIER = "verl.rewards.registry:verifier"
+"""Import path of the built-in verifier of a record's data source, as part of a sum."""
+
 SUMMAND = re.compile(r"(?:(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?([^*+]+:\w+)")
 """Pattern of one term in a sum of functions: an optional weight and an import path."""
 
@@ -61,6 +65,11 @@ def summands(path: str) -> list[tuple[float, str]]:
     if None in found:
         return [(1.0, path)]
     return [(float(match[1] or 1), match[2]) for match in found if match is not None]
+
+
+def is_sum(path: str) -> bool:
+    """Return whether a path names several functions that are added, or one with a weight."""
+    return summands(path) != [(1.0, path)]
 
 
 def _is_function(path: str) -> bool:
@@ -98,6 +107,7 @@ class RewardScoreConfig(Group):
     async_functions: AsyncFunctionsConfig
     custom_kwargs: dict[str, Any]
     """Additional keyword arguments of ``custom_functions``, passed to every call of every function."""
+    judge: JudgeConfig
 
     def check(self) -> None:
         arguments = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -106,10 +116,24 @@ class RewardScoreConfig(Group):
             require(free, f"custom_kwargs.{name}", value, "must be a name of your own")
         used = bool(self.custom_functions) or not self.custom_kwargs
         self.require(used, "custom_kwargs", "are used only with reward_score.custom_functions; set that")
-        self.paths_of_custom_functions()
+        for path in self.paths_of_custom_functions().values():
+            paths = [part for _, part in summands(path)]
+            fix = "reward_score.judge asks the same function; leave out one of them"
+            self.require(not self.judge.enable or paths.count(JUDGE) < 2, "custom_functions", fix)
+            fix = "a judge is added to functions of files without + and * in their names; rename the file"
+            self.require(not self.judge.enable or "+" not in "".join(paths), "custom_functions", fix)
+
+    @property
+    def function_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of all functions, with an entry under the path of each function that has others."""
+        own = {VERIFIER: {}, **({JUDGE: self.judge.arguments()} if self.judge.enable else {})}
+        return {**self.custom_kwargs, **own}
 
     def paths_of_custom_functions(self) -> dict[str, str]:
-        """Return a mapping from data source to function path; raise ``ConfigError`` if an entry is malformed."""
+        """Return a mapping from data source to function path, which may be a sum with the judge.
+
+        Raises ``ConfigError`` if an entry is malformed.
+        """
         field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
@@ -118,6 +142,12 @@ class RewardScoreConfig(Group):
             fix = f"{source} already has {paths.get(source)}; add them in one entry, {source}=FUNCTION+0.5*FUNCTION"
             require(source not in paths, field, entry, fix)
             paths[source] = path
+        judge = self.judge
+        for source in (judge.data_sources or [*paths, "*"]) if judge.enable else ():
+            path = paths.get(source) or paths.get("*") or VERIFIER
+            parts = [(judge.rule_weight * weight, part) for weight, part in summands(path) if judge.rule_weight]
+            added = [f"{weight!r}*{part}" for weight, part in [*parts, (judge.weight, JUDGE)]]
+            paths = paths | {source: "+".join(added)}
         return paths
 
 

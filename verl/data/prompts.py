@@ -132,7 +132,8 @@ class PromptLayout(NamedTuple):
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
         """Fill in the columns that ``answer_key`` and ``data_source`` provide, and optional columns that the row lacks.
 
-        Columns for which a custom reward function has parameters are added to ``extra_info``.
+        Columns for which a custom reward function has parameters are added to ``extra_info``. The prompt is added as
+        ``prompt``, whatever the name of its column.
         """
         if not scored:
             row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}
@@ -146,7 +147,7 @@ class PromptLayout(NamedTuple):
             known = (self.prompt_key, self.reward_fn_key, "reward_model", "extra_info", "tools")
             others = {name: value for name, value in row.items() if name not in known}
             row = {**row, "extra_info": {**others, **read_extra_info(row.get("extra_info"))}}
-        if columns := custom_columns(row[self.reward_fn_key], row):
+        if columns := custom_columns(row[self.reward_fn_key], {"prompt": row.get(self.prompt_key), **row}):
             row = {**row, "extra_info": {**columns, **read_extra_info(row.get("extra_info"))}}
         return row
 

@@ -5,6 +5,7 @@ because the template's special tokens (such as ``<|im_start|>``) must match the 
 the tokenizer's chat template, and ``raw`` leaves prompts unchanged.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
+from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import THINK
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -145,6 +147,23 @@ def render_chat(
     """
     rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
     return rendered
+
+
+def render_untrusted(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a chat of one user message, in which names of special tokens are plain text.
+
+    Raises ``ConfigError`` if the tokenizer's template fails, or leaves the message out.
+    """
+    mark = hashlib.blake2b(text.encode(errors="surrogatepass")).hexdigest()
+    before, found, after = render_chat_text([{"role": "user", "content": mark}], tokenizer, None, True).partition(mark)
+    if not found:
+        raise ConfigError("the tokenizer's chat template leaves out the user's message")
+    parts = [(before, False), (valid_unicode(text), True), (after, False)]
+    return [
+        token
+        for part, is_plain in parts
+        for token in tokenizer(part, add_special_tokens=False, split_special_tokens=is_plain).input_ids
+    ]
 
 
 def render_record(

@@ -13,6 +13,7 @@ from typing import Any
 
 import verl.rewards
 from verl.config.errors import ConfigError
+from verl.config.judge import JUDGE
 from verl.config.rewards import RewardScoreConfig, summands
 from verl.data.templates import find_template
 from verl.evaluation.benchmarks import Problem
@@ -157,6 +158,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
         "memory_limit_mb": config.memory_limit_mb,
         "custom_functions": config.custom_functions,
         "custom_kwargs": config.custom_kwargs,
+        **({"judge": config.function_kwargs[JUDGE]} if config.judge.enable else {}),
     }
 
 

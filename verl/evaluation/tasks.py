@@ -167,7 +167,7 @@ def prepare(
     """
     trainer, rewards = config.trainer, config.reward_score
     check_trackers(trainer.logger)
-    use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
+    use_custom_functions(rewards.paths_of_custom_functions(), rewards.function_kwargs)
     machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
     device_type = resolve_device(config.device, *machines)
     workers_per_node = count_workers(config, device_type)

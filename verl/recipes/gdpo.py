@@ -18,6 +18,9 @@ from torch import Tensor
 from verl.algorithms.advantages.groups import group_responses
 from verl.batch import Batch
 from verl.config.errors import ConfigError
+from verl.config.rewards import is_sum, summands
+from verl.rewards.combined import summand_names
+from verl.rewards.registry import CUSTOM_FUNCTIONS
 
 
 def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
@@ -29,7 +32,7 @@ def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
     Args:
         weights: Weight of each reward, by the name of its function.
 
-    Raises ``ConfigError`` if no weight differs from 0, or no response has any of these rewards.
+    Raises ``ConfigError`` if no weight differs from 0, or a name is that of no function and of no response's reward.
     """
     if not any(weights.values()):
         raise ConfigError(
@@ -39,11 +42,15 @@ def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
         {name: float(value) for name, value in verdict.extras.items() if isinstance(value, int | float)}
         for verdict in batch.verdicts
     ]
-    if not any(weights.keys() & of_response.keys() for of_response in scores):
-        known = sorted({key for verdict in batch.verdicts for key in verdict.extras})
+    # A function may apply to no response of this batch, but a name that is no function's either is a mistake.
+    sums = [summands(path) for path in CUSTOM_FUNCTIONS.values() if is_sum(path)]
+    known = {name for parts in sums for name in summand_names(parts)}
+    known |= {key for verdict in batch.verdicts for key in verdict.extras}
+    if unknown := [name for name in weights if name not in known]:
         raise ConfigError(
-            f"algorithm.adv_estimator_kwargs.weights={dict(weights)}: no response has such rewards; add functions in "
-            f"reward_score.custom_functions, and name some of {', '.join(known) or 'them'}"
+            f"algorithm.adv_estimator_kwargs.weights={dict(weights)}: no function or response has the reward "
+            f"{', '.join(unknown)}; add functions in reward_score.custom_functions, and name some of "
+            f"{', '.join(sorted(known)) or 'them'}"
         )
     total = torch.zeros(len(batch), dtype=torch.float64)
     for name, weight in weights.items():

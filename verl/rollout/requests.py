@@ -38,6 +38,9 @@ class ResponseRequests:
     """Maximum number of tokens in each response's next turn, or None to allow the remaining response length."""
     stop: list[list[str]] | None = None
     """Strings that end each response's next turn, besides those of the run."""
+    max_response_length: int | None = None
+    """Maximum number of tokens of each response, which then ends at the engine's end tokens alone, as a judge's answer
+    does; or None for the run's maximum and stop strings."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 

@@ -34,7 +34,7 @@ class VLLMRollout(VLLMSampler):
             model.path,
             place,
             config,
-            setup.config.max_sequence_length,
+            setup.config.max_engine_length,
             model.trust_remote_code,
             setup.config.seed,
             setup.calculator,

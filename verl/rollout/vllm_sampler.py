@@ -99,8 +99,9 @@ class VLLMSampler:
 
     def _sampling_params(self, requests: ResponseRequests, i: int, response: PartialResponse) -> SamplingParams:
         sampling, num_read = requests.sampling_of(i), self._num_read(str(requests.rows[i]), response)
-        room, limit = self.max_response_length - len(response.tokens), (requests.max_tokens or {i: None})[i]
-        stop = [*self.stop_strings, *((requests.stop or {i: []})[i])]
+        longest, limit = requests.max_response_length, (requests.max_tokens or {i: None})[i]
+        room = (longest or self.max_response_length) - len(response.tokens)
+        stop = [*(() if longest else self.stop_strings), *((requests.stop or {i: []})[i])]
         extra: dict[str, Any] = from_stream(requests.streams[i]) if self.config.seeded else {}
         if num_read:
             extra |= resume.resume_args(response.open_tokens, num_read)

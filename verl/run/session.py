@@ -45,6 +45,9 @@ T = TypeVar("T")
 MAX_WORKERS_PER_CORE = 3
 """Maximum number of workers per core on a machine without GPUs. veRL's default of 8 workers is for GPU machines."""
 
+JUDGE_SHARE = 0.1
+"""Share of each GPU that a frozen judge takes from those that Ray lends; its memory is an option."""
+
 RELEASE_S = 30.0
 """Seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
 
@@ -117,11 +120,13 @@ class RaySession(ExitStack):
         models: Sequence[str] = (),
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
+        device: Mapping[str, Any] | None = None,
         **pool: Any,
     ) -> WorkerGroup:
         """Start a worker group that loads ``models``. The caller must close it.
 
         Args:
+            device: Further arguments of :class:`WorkerGroup`, for groups that share devices.
             pool: Additional arguments of :class:`EnginePool` to start separate engines, or none to start the trainers.
 
         Raises:
@@ -130,7 +135,8 @@ class RaySession(ExitStack):
         """
         self.start_ray(supervision.say_stage if supervision else lambda stage: None)
         place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
-        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices, **pool}
+        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices}
+        watched |= {**(device or {}), **pool}
         group = EnginePool if pool else WorkerGroup
         if not cluster_address():
             lo = loopback_interface()
@@ -247,8 +253,10 @@ class TrainingRun(RaySession):
         self.resources.callback(self.display.end_stages)
         config = self.config
         models = [*config.models.values()] if isinstance(config, PPOConfig) else [config.model]
-        watched = (self._supervision(engines=False), self._check_devices)
-        group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched)
+        watched = (self._supervision("worker"), self._check_devices)
+        judged = isinstance(config, PPOConfig) and config.reward_score.judge.is_frozen
+        device = {"device_share": 1 - JUDGE_SHARE} if judged else {}
+        group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched, device)
         self.resources.callback(group.close)
         self.display.begin(last_step or 0)
         self.resources.enter_context(self.display)
@@ -259,12 +267,24 @@ class TrainingRun(RaySession):
     ) -> EnginePool:
         """Start the separate engines. Call this after :meth:`start`."""
         config: Any = self.config
-        started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
+        supervision = self._supervision("engine worker", "engines")
+        started = (worker, config, arguments, environment, [config.model.path], supervision)
         # An engine holds the hidden states of its unfinished conversations, which would be lost if it died.
         holds_states = config.rollout.multi_turn.enable and config.calculator.measured_by("rollout")
         goes_on = not (config.trainer.deals_by_counts(self.device_type) or holds_states)
         pool: dict[str, Any] = {"workers_per_world": workers_per_engine, "goes_on": goes_on, "say": self.display.say}
         group = cast(EnginePool, self.start_workers(*started, **pool))
+        self.resources.callback(group.close)
+        return group
+
+    def start_judge(self, worker: str, environment: dict[str, str], beside: WorkerGroup) -> WorkerGroup:
+        """Start the engines of a frozen judge on the devices of ``beside``, whose engines must be asleep."""
+        config: Any = self.config
+        supervision = self._supervision("judge", "judge")
+        device = {"beside": beside, "device_share": JUDGE_SHARE}
+        device |= {"workers_per_world": config.rollout.tensor_parallel_size}
+        models = [config.reward_score.judge.model.path]
+        group = self.start_workers(worker, config, (), environment, models, supervision, device=device)
         self.resources.callback(group.close)
         return group
 
@@ -290,12 +310,11 @@ class TrainingRun(RaySession):
             f"memory; {fix}"
         )
 
-    def _supervision(self, engines: bool) -> Supervision:
-        """Return the supervision of either the trainers or the separate engines."""
+    def _supervision(self, kind: str, folder: str = "") -> Supervision:
+        """Return the supervision of workers of a kind, with their logs in a folder of the attempt's."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
-        kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)
-        return Supervision(*times, logs, kind, self.display.stage, self.preemption.check)
+        return Supervision(*times, logs / folder, kind, self.display.stage, self.preemption.check)
 
     def _check_devices(self, sizes: list[int]) -> None:
         """Warn if the models may not fit on GPUs with these sizes in bytes, where 0 stands for a CPU."""

@@ -4,8 +4,6 @@ The server is ``vllm serve``, or any server whose ``/v1/completions`` accepts to
 """
 
 import asyncio
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +17,7 @@ from verl.batch import Batch
 from verl.cluster.failures import MachineError
 from verl.config.errors import ConfigError
 from verl.config.teacher import TeacherServerConfig
+from verl.utils.http import MAX_BYTES, ServerError, ask_json, key_session
 from verl.utils.portable import printable
 
 KEY = "OPENAI_API_KEY"
@@ -26,9 +25,8 @@ KEY = "OPENAI_API_KEY"
 
 FIELD = "teacher.server.address"
 
-MAX_BYTES = 1 << 20
 BYTES_PER_TOKEN = 1 << 10
-"""Maximum size of an answer: a constant part, and a part per token of the request."""
+"""Maximum size of an answer per token of the request, in addition to ``MAX_BYTES``."""
 
 MAX_TEXTS = 100
 """Maximum number of texts on which the tokenizers of policy and server are compared."""
@@ -52,21 +50,6 @@ LOWEST = -1e30
 
 FIRST_PAUSE_S = 1.0
 """Seconds before the first retry of a request. Each further pause is twice as long."""
-
-REPEATED = (408, 429, 500, 502, 503, 504)
-"""HTTP statuses after which a request is repeated."""
-
-
-class ServerError(Exception):
-    """Raised if the server does not answer, or not as it should.
-
-    Args:
-        again: Whether the same request may succeed later.
-    """
-
-    def __init__(self, message: str, again: bool) -> None:
-        super().__init__(message)
-        self.again = again
 
 
 class TeacherServer:
@@ -149,7 +132,7 @@ class TeacherServer:
         pause = FIRST_PAUSE_S
         for left in reversed(range(self.options.max_retries + 1)):
             try:
-                return await self._ask_once(session, method, url, body, MAX_BYTES + BYTES_PER_TOKEN * num_tokens)
+                return await ask_json(session, method, url, body, MAX_BYTES + BYTES_PER_TOKEN * num_tokens)
             except ServerError as error:
                 if not (error.again and left):
                     raise
@@ -157,34 +140,8 @@ class TeacherServer:
             pause *= 2
         raise AssertionError("the last repetition returns or raises")
 
-    async def _ask_once(
-        self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, limit: int
-    ) -> Any:
-        try:
-            async with session.request(method, url, json=body, allow_redirects=False) as answer:
-                data = bytearray()
-                async for chunk in answer.content.iter_any():
-                    data += chunk
-                    if len(data) > limit:
-                        raise ServerError(f"{url} answered more than {limit} bytes", again=False)
-        except TimeoutError:
-            raise ServerError(f"{url} did not answer within {self.options.timeout_s:g} s", again=True) from None
-        except (aiohttp.ClientError, ValueError, OSError) as error:  # an address or a key that no request can have
-            raise ServerError(f"{url} does not answer ({' '.join(str(error).split()):.200})", again=True) from None
-        # A server may repeat the key that it was given.
-        text = data.decode(errors="replace").replace(os.environ.get(KEY) or "\0", "***")
-        if answer.status != 200:
-            said = f"{url} answered {answer.status}: {' '.join(text.split()):.200}"
-            raise ServerError(said, again=answer.status in REPEATED)
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise ServerError(f"{url} answered no JSON: {' '.join(text.split()):.200}", again=True) from None
-
     def _session(self) -> aiohttp.ClientSession:
-        key = os.environ.get(KEY)
-        timeout = aiohttp.ClientTimeout(total=self.options.timeout_s)
-        return aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout)
+        return key_session(KEY, self.options.timeout_s)
 
     # --- Checks ---
 

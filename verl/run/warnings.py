@@ -74,7 +74,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
 
 
 def start_notes(config: PPOConfig) -> list[str]:
-    """Return notes on mini-batches that do not divide the batch, and on the critic of ``gae``."""
+    """Return notes on mini-batches that do not divide the batch, the critic of ``gae``, and the judge."""
     batch, size = config.data.train_batch_size, config.actor.ppo_mini_batch_size
     notes = []
     if batch % size:
@@ -87,6 +87,11 @@ def start_notes(config: PPOConfig) -> list[str]:
             f"algorithm.adv_estimator={config.algorithm.adv_estimator}: trains a critic beside the policy, from "
             f"critic.model.path={config.critic.model.path}; algorithm.adv_estimator=grpo needs none"
         )
+    judge = config.reward_score.judge
+    if judge.enable:
+        what = "compares the responses to each prompt" if judge.pairs else "scores responses"
+        sources = f" to {', '.join(judge.data_sources)}" if judge.data_sources else ""
+        notes.append(f"judge: {judge.description}, {what}{sources}, with weight {judge.weight:g}")
     return notes
 
 

@@ -208,8 +208,14 @@ class PolicyWorkers(ModelWorkers):
         seed: int,
         on_finished: Callable[[Batch], None] = lambda part: None,
         settings: Mapping[str, Any] | None = None,
+        max_response_length: int | None = None,
     ) -> Batch:
-        """Let the engines sample with the latest weights; see :func:`generate_responses`."""
+        """Let the engines sample with the latest weights; see :func:`generate_responses`.
+
+        ``max_response_length``, if set, is that of :class:`ResponseRequests`.
+        """
+        if max_response_length is not None:
+            settings = {**(settings or {}), "max_response_length": max_response_length}
         self._pull_weights()
         return generate_responses(
             self.engines,
@@ -217,7 +223,7 @@ class PolicyWorkers(ModelWorkers):
             records,
             sampling,
             seed,
-            self.config.data.max_response_length,
+            max_response_length or self.config.data.max_response_length,
             deterministic=self._deterministic,
             on_finished=on_finished,
             settings=settings,

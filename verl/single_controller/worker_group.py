@@ -90,6 +90,9 @@ class WorkerGroup:
         workers_per_world: Number of consecutive ranks that form a ``torch.distributed`` world, or None for all of them.
         check_devices: Callback that receives the memory of each worker's GPU in bytes (0 on a CPU) before the workers
             load anything; if it raises, the workers are stopped.
+        beside: Group whose machines and devices these workers share, or None to reserve others.
+        device_share: Share of a GPU that a worker takes from those that Ray lends. With 0.9, one worker of another
+            group that takes 0.1 fits beside it, and not two.
 
     On a CPU, each worker uses :func:`cpu_threads` threads.
     """
@@ -110,6 +113,8 @@ class WorkerGroup:
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
         workers_per_world: int | None = None,
+        beside: "WorkerGroup | None" = None,
+        device_share: float = 1.0,
     ) -> None:
         self.workers_per_node = workers_per_node
         self.device_type = device_type
@@ -118,11 +123,12 @@ class WorkerGroup:
         self.living = list(range(self.world_size))
         """Ranks that receive calls."""
         self._peak: MemoryPeak | None = None
-        self._placement = self._reserve(nnodes)
+        self._beside, self._device_share = beside, device_share
+        self._placement: PlacementGroup = self._reserve(nnodes) if beside is None else beside._placement
         try:
             machines = survey(self._placement) if survey else [MachineSetup(available_cores(), {})] * nnodes
         except BaseException:
-            remove_placement_group(self._placement)
+            self._release()
             raise
         setups = [machines[rank // workers_per_node] for rank in range(self.world_size)]
         self._threads = [cpu_threads(workers_per_node, setup.cores) for setup in setups]
@@ -162,11 +168,15 @@ class WorkerGroup:
             )
         return placement
 
+    def _release(self) -> None:
+        if self._beside is None:
+            remove_placement_group(self._placement)
+
     def _new_process(self, rank: int) -> Any:
         actor_class: Any = ray.remote(_Host)
         return actor_class.options(
-            num_cpus=1,
-            num_gpus=1 if self.device_type == "cuda" else 0,
+            num_cpus=1 if self._beside is None else 0,
+            num_gpus=self._device_share if self.device_type == "cuda" else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank // self.workers_per_node),
             runtime_env={"env_vars": self._variables[rank]},
         ).remote()
@@ -254,7 +264,7 @@ class WorkerGroup:
                 for worker in self._workers:
                     ray.kill(worker)
                 with suppress(RayError):
-                    remove_placement_group(self._placement)
+                    self._release()
         finally:
             self._supervisor.close()
 

@@ -280,10 +280,20 @@ def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def score_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return ``pass@1``, ``score/mean``, and the statistics of extra values from custom functions."""
+    """Return ``pass@1``, ``score/mean``, metrics of the judge, and the statistics of values from custom functions."""
     scores, correct = score_tensors(verdicts)
     means = {"pass@1": correct.double().mean().item(), "score/mean": scores.double().mean().item()}
-    return means | extra_metrics(verdict.extras for verdict in verdicts)
+    return means | judge_metrics(verdicts) | extra_metrics(verdict.extras for verdict in verdicts)
+
+
+def judge_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Return the mean of the judge's scores, and the share of responses that it failed to score, or {} without one."""
+    scores = [verdict.extras["judge"] for verdict in verdicts if "judge" in verdict.extras]
+    num_failed = sum("judge_failed" in verdict.extras for verdict in verdicts)
+    if not scores and not num_failed:
+        return {}
+    means = {"judge/score/mean": fmean(scores)} if scores else {}
+    return means | {"judge/failed_share": num_failed / (num_failed + len(scores))}
 
 
 def verdict_metrics(

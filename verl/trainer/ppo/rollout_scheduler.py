@@ -34,6 +34,7 @@ from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.advantages import ResponseRewards
+from verl.trainer.ppo.judging import Judging
 from verl.trainer.ppo.open_groups import OpenGroups, append
 from verl.trainer.ppo.resampled import FIRST, edited_metrics, original, replace_groups
 from verl.trainer.ppo.verification import Verification, fill_verdicts
@@ -94,6 +95,8 @@ class RolloutScheduler:
     """Training data, indexed by ``uid``."""
     total_steps: int = 0
     """Number of steps in the run."""
+    judging: Judging | None = None
+    """Judge that waits for sampling, or None."""
 
     def __post_init__(self) -> None:
         self.groups: OpenGroups | None = None
@@ -129,11 +132,12 @@ class RolloutScheduler:
         ``timer``, if set, measures the phase ``gen``.
         """
         prompts = [record for record in records for _ in range(sampling.n)]
-        verification = self._verification(prompts)
+        verification = self._verification(prompts, sampling.n)
         seed = (self.config.seed << 32) + step
         with nullcontext() if timer is None else timer.phase("gen"), self._busy():
             batch = self.policy.generate(records, sampling, seed, verification.add, settings)
-        verification.submit()
+            verification.submit()
+            verification.judge()
         # A prompt that is there twice makes two groups.
         times = zip(records, occurrences(records), strict=True)
         group = torch.tensor([record.uid + count * REPEATED for record, count in times for _ in range(sampling.n)])
@@ -146,9 +150,10 @@ class RolloutScheduler:
             timer.count("gen", Work.of(batch.lengths, batch.prompt_lengths))
         return batch, verification
 
-    def _verification(self, prompts: Sequence[PromptRecord]) -> Verification:
+    def _verification(self, prompts: Sequence[PromptRecord], group_size: int = 1) -> Verification:
         reward, optional = self.config.rollout.multi_turn.reward, not self.config.needs_verdicts
-        return Verification(prompts, self.tokenizer, self.stop_strings, self.verifiers, reward, optional)
+        texts = (prompts, self.tokenizer, self.stop_strings)
+        return Verification(*texts, self.verifiers, reward, optional, self.judging, group_size)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -368,7 +373,8 @@ class RolloutScheduler:
         conversations = None if setup is None else begin_conversations(setup, before.records, before)
         with timer.phase("gen"), self._busy():
             cut, measured = self.policy.generation(requests, take, enough, conversations).run()
-        verification.submit()
+            verification.submit()
+            verification.judge()
         # 2. Keep the interrupted responses open and mark the others as ready.
         still_open, ended = restore_columns(cut, before), restore_columns(parts, before)
         ended = None if ended is None else add_rank_metrics(ended, measured)

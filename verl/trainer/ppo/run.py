@@ -23,6 +23,7 @@ from verl.run.warnings import start_notes
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
 from verl.trainer.ppo.advantages import AdvantageEstimation, ResponseRewards
+from verl.trainer.ppo.judging import Judging
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.trainer.ppo.samples import SampleLogger
@@ -118,10 +119,18 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     if config.rollout.has_pool:
         pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
     policy = PolicyWorkers(workers, config, setup.loss.needs.whole_groups, pool, conversations)
+    judging, judge = None, config.reward_score.judge
+    if judge.waits:
+        judges = None
+        if judge.is_frozen:
+            policy.finish_generation()
+            environment = engine_environment(setup.device_type)
+            judges = run.start_judge("verl.workers.judge:JudgeWorker", environment, workers)
+        judging = Judging(config, verifiers, policy, setup.judge_tokenizer, judges)
     rewards = ResponseRewards(config, setup.reward_tokenizer, workers)
     prompts = setup.train_set.records
     scheduler = RolloutScheduler(
-        config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, setup.steps
+        config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, setup.steps, judging
     )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleLogger(store, trainer.log_samples, tokenizer, tracker, run.display)
