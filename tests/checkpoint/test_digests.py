@@ -1,15 +1,19 @@
 """A resumed run notices what has changed besides its options."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers.normalizers import Lowercase
 
 from tests.kit import changed, data_options, edit_json, jsonl, parquet, refused, user_code
-from verl.checkpoint.digests import CHAT_TEMPLATE, TOKENIZER, VERIFIERS, data_by_file, run_digests
+from verl.checkpoint.digests import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_RULES, VERIFIERS, data_by_file, run_digests
 from verl.checkpoint.resume import Resumption, check_unchanged
 from verl.config import PPOConfig
+from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import PromptDataset
 
 ROWS = [
@@ -42,11 +46,37 @@ def test_data_counts_by_content_not_by_file(digests, tmp_path: Path):
     assert differing(before, digests(first, jsonl(tmp_path / "c.jsonl", answer))) == {"data.train_files[1]"}
 
 
+def test_tools_of_a_record_and_rules_of_the_tokenizer_count(small_config: PPOConfig, tiny_tokenizer: Any):
+    def digests(*tools: dict[str, Any]) -> dict[str, str]:
+        record = PromptRecord(0, [5], "math", "7", {}, [], False, tools=tools)
+        return run_digests(small_config, tokenizer, data_by_file(SimpleNamespace(sizes=[1], records=[record])))
+
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    before = digests()
+    assert differing(before, digests({"type": "function"})) == {"data.train_files[0]"}
+    tokenizer("padded", padding="max_length", max_length=8, truncation=True)
+    assert digests() == before
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    assert differing(before, digests()) == {TOKENIZER_RULES}
+
+
+def test_classes_of_a_tool_file_are_noticed(digests, tmp_path: Path):
+    data, file = jsonl(tmp_path / "a.jsonl", *ROWS), tmp_path / "tools.yaml"
+    file.write_text("tools: [{class_name: my.search.Search, config: {type: native}}, {class_name: gone.A}]")
+    options = {"rollout": {"multi_turn": {"tool_config_path": str(file)}}}
+    user_code(tmp_path, "limit = 1", "search.py")
+    before = digests(data, **options)
+    user_code(tmp_path, "limit = 2", "search.py")
+    changed_names = differing(before, digests(data, **options))
+    assert changed_names == {"rollout.multi_turn.tool_config_path, my.search.Search"}
+
+
 CODE = {
     "reward_score.custom_functions[0]": {"reward_score": {"custom_functions": ["math=FILE:score"]}},
     "rollout.multi_turn.environment": {"rollout": {"multi_turn": {"environment": "FILE:Game"}}},
     "rollout.multi_turn.tools[0]": {"rollout": {"multi_turn": {"tools": ["FILE:search"]}}},
     "rollout.multi_turn.tool_config_path": {"rollout": {"multi_turn": {"tool_config_path": "FILE"}}},
+    "rollout.multi_turn.agent.command": {"rollout": {"multi_turn": {"agent": {"command": "python FILE --fast"}}}},
     "data.sampler.class_path": {"data": {"sampler": {"class_path": "FILE", "class_name": "Mine"}}},
     "trainer.method": {"trainer": {"method": "FILE:Mine"}},
     "calculator.own_metrics[0]": {"calculator": {"own_metrics": ["mine_of_a_test:metric"]}},

@@ -12,7 +12,7 @@ import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoTokenizer
 
-from tests.kit import jsonl
+from tests.kit import jsonl, parquet
 from tests.tables import refusals
 from verl.config import SFTConfig, SFTDataConfig, load_config
 from verl.data.conversations import ConversationDataset, conversation_batch, conversation_loader, tokenize_conversation
@@ -211,6 +211,20 @@ def test_null_argument_of_a_json_file_is_kept(tmp_path: Path):
     path = jsonl(tmp_path / "a.jsonl", {"messages": messages, "tools": [tool("add")]})
     ((ids, _),) = ConversationDataset([path], tokenizer, data_config(max_length=9999))
     assert '"arguments": {"a": null}' in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_calls_without_arguments_have_empty_ones(tmp_path: Path, form: str):
+    rows = []
+    for missing in ({}, {"arguments": None}, {"arguments": "{}"}):
+        called = {"type": "function", "function": {"name": "now", **missing}}
+        messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "", "tool_calls": [called]}]
+        rows.append({"messages": messages, "tools": [tool("now", zone=NUMBER)]})
+    path = (parquet if form == "parquet" else jsonl)(tmp_path / f"a.{form}", *rows)
+    tokenizer = calling_tokenizer()
+    dataset = ConversationDataset([path], tokenizer, data_config(max_length=9999))
+    texts = [tokenizer.decode(ids) for ids, _ in dataset]
+    assert all('{"name": "now", "arguments": {}}' in text for text in texts) and len(set(texts)) == 1
 
 
 def test_template_that_takes_arguments_as_text():

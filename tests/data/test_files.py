@@ -62,6 +62,15 @@ def test_damaged_parquet_file_is_one_line(tmp_path: Path, refused):
         read_rows(str(path))
 
 
+def test_field_of_nulls_is_read(tmp_path: Path):
+    # As ``datasets`` writes chats whose messages have no calls, here beside a column in dictionary encoding.
+    chats = [[{"role": "user", "content": "1", "tool_calls": None}] * 2] * 2
+    table = pa.table({"messages": chats, "source": pa.array(["a", "b"]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = read_rows(str(tmp_path / "a.parquet"))
+    assert rows == [{"messages": chat, "source": name} for chat, name in zip(chats, "ab", strict=True)]
+
+
 def repeated(times: int, size: int) -> pa.Array:
     """A column of ``times`` equal texts of ``size`` characters."""
     return pa.DictionaryArray.from_arrays(pa.array([0] * times), pa.array(["x" * size]))

@@ -268,6 +268,13 @@ def test_cut_and_repeated_prompts_are_noted(tmp_path: Path):
     ]
 
 
+def test_prompt_that_ends_with_an_answer_is_noted(tmp_path: Path):
+    answered = [*user("1 + 1?"), {"role": "assistant", "content": "2"}]
+    path = jsonl(tmp_path / "a.jsonl", row("1?"), row(answered), row([*answered, *user("3?")]))
+    (note,) = PromptDataset([path], CHAT, config_of()).notes
+    assert note.startswith("1 of 3 prompts end with a message of the assistant") and f"{path}, row 1" in note
+
+
 def test_random_part_of_the_prompts(tmp_path: Path):
     files = [jsonl(tmp_path / f"{name}.jsonl", *(row(f"{name}{i}?") for i in range(20))) for name in "ab"]
     drawn = [texts(PromptDataset(files, CHAT, config_of(), 8, seed)) for seed in (0, 0, 1)]

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,16 +13,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import summands
 from verl.config.sft import SFTConfig
 from verl.data.prompts import PromptDataset
 from verl.models.hub import model_digest
+from verl.rollout.environments.verl_tools import listed_tools, tool_import_path
 
 HERE = Path(__file__).parents[1]
 
 VERIFIERS = "the verifiers (verl/verifiers and verl/rewards)"
 TOKENIZER, CHAT_TEMPLATE = "the tokenizer of model.path", "the chat template of model.path"
+TOKENIZER_RULES = f"{TOKENIZER} (merges and normalization)"
 
 REFUSED = ("data.train_files", TOKENIZER, CHAT_TEMPLATE, VERIFIERS, "reward_score.", "rollout.multi_turn.")
 """Prefixes of the names of inputs that must not change when a run resumes. Changes of other inputs cause a warning."""
@@ -40,6 +44,7 @@ def run_digests(
     """
     digests = {name: digest(records) for name, records in data.items()}
     digests[TOKENIZER] = digest([tokenizer.get_vocab(), tokenizer.special_tokens_map])
+    digests[TOKENIZER_RULES] = digest(_rules(tokenizer))
     digests[CHAT_TEMPLATE] = digest([tokenizer.chat_template])
     if isinstance(config, PPOConfig):
         files = sorted(file for name in ("verifiers", "rewards") for file in (HERE / name).rglob("*.py"))
@@ -49,12 +54,21 @@ def run_digests(
     return digests | {name: digest([file.read_text(errors="replace")]) for name, file in code_files(asdict(config))}
 
 
+def _rules(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """Return what determines the tokens of a text besides the vocabulary, if the tokenizer has it as JSON."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = {} if backend is None else json.loads(backend.to_str())
+    model = {name: value for name, value in rules.pop("model", {}).items() if name != "vocab"}
+    # Each call sets truncation and padding.
+    return [model, {name: value for name, value in rules.items() if name not in ("truncation", "padding")}]
+
+
 def data_by_file(dataset: PromptDataset) -> dict[str, list[Any]]:
     """Return the contents of the prompts in each data file, keyed by the option that names the file."""
     parts = ((end - size, end) for size, end in zip(dataset.sizes, accumulate(dataset.sizes), strict=True))
     return {
         f"data.train_files[{i}]": [
-            [record.data_source, record.ground_truth, dict(record.extra_info), record.messages]
+            [record.data_source, record.ground_truth, dict(record.extra_info), record.messages, *record.tools]
             for record in dataset.records[start:end]
         ]
         for i, (start, end) in enumerate(parts)
@@ -82,12 +96,18 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
         # An entry of reward_score.custom_functions names its data source first, and may be a sum of functions.
         function = options.partition("=")[2] if name.startswith("reward_score.custom_functions") else options
         paths = [path for _, path in summands(function)]
+        if name.endswith("agent.command"):
+            paths = [part for part in shlex.split(options) if part.endswith(".py")]
         for i, path in enumerate(paths):
             where = name if len(paths) == 1 else f"{name}, function {i + 1}"
             yield from ((where, file) for file in _files_of(path, name.endswith("config_path")))
+        if name.endswith("tool_config_path"):
+            with suppress(ConfigError):  # reported where the tools are loaded
+                for tool, _, _ in listed_tools(options, name):
+                    yield from ((f"{name}, {tool}", file) for file in _files_of(tool_import_path(tool, Path(options))))
 
 
-def _files_of(path: str, is_file: bool) -> Iterator[Path]:
+def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
     """Yield the file of the user code at an import path. If ``is_file``, ``path`` is a file path instead."""
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:

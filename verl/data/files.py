@@ -152,12 +152,15 @@ def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
     # With dictionary encoding, every row of a group may contain a value as large as the whole group.
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     at_a_time = max(1, min(ROWS_AT_A_TIME, limit // max(1, *sizes, 1)))
-    types = ((field, field.type) for field in file.schema_arrow)
-    schema = pa.schema([field.with_type(t.value_type if pa.types.is_dictionary(t) else t) for field, t in types])
+    coded = [(i, field) for i, field in enumerate(file.schema_arrow) if pa.types.is_dictionary(field.type)]
     for group in range(file.num_row_groups):
         for batch in file.iter_batches(at_a_time, row_groups=[group]):
-            # Decode dictionaries, so that the batch size reflects the size of its rows.
-            yield pa.Table.from_batches([batch]).cast(schema)
+            table = pa.Table.from_batches([batch])
+            # Decode dictionaries, so that the batch size reflects the size of its rows. pyarrow cannot cast other
+            # columns that hold a field of nulls alone, such as the tool_calls of chats without calls.
+            for i, field in coded:
+                table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
+            yield table
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:

@@ -37,6 +37,8 @@ NOTES = {
     "{first}); data.template=raw takes prompts as they are",
     "instructed": "{count} already ask for an answer in a box, and data.template={config.template} asks again (the "
     "first: {first})",
+    "answered": "{count} end with a message of the assistant, to which the policy's answer is another one (the first: "
+    "{first}); remove the message if it is the answer to learn",
     "repeated": "{count} occur more than once (the first: {first})",
 }
 """Maps each kind of note for the user to its text."""
@@ -85,6 +87,8 @@ class PromptReader:
         """Tokenize a record, and add it unless too long. Raise ``ConfigError`` if the template rejects the record."""
         config = self.config
         ids = self._render(record.messages, record.tools, where)
+        if record.messages[-1]["role"] == "assistant":
+            self._noted["answered"].append(where)
         if len(ids) > config.max_prompt_length:
             self._too_long.append(len(ids))
             self._noted["left_out" if config.filters else "cut"].append(where)

@@ -88,12 +88,15 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
     """Return the messages in ``value``, an entry of the column ``key``, in the form that chat templates expect.
 
     Null fields are removed, except for the content of messages with tool calls. Contents that consist of text parts are
-    joined, and arguments of tool calls are parsed. Error messages call the chat ``what``.
+    joined. Arguments of tool calls become objects, which are empty if the arguments are null or missing. Error messages
+    call the chat ``what``.
 
     Raises ``ConfigError`` if the chat is malformed or empty. The message contains ``where``, ``key`` and ``option``.
     """
     if not isinstance(value, list) or not all(
-        isinstance(message, dict) and "role" in message and ("content" in message or message.get("tool_calls"))
+        isinstance(message, dict)
+        and "role" in message
+        and ("content" in message or message.get("tool_calls") or message.get("function_call"))
         for message in value
     ):
         raise ConfigError(
@@ -110,6 +113,8 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     content, calls = message.get("content"), message.get("tool_calls") or []
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
         content = "".join(part["text"] for part in content)
+    if message.get("function_call"):
+        raise ConfigError(f"{where}: function_call={message['function_call']!r:.80}: write it as one of tool_calls")
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ConfigError(f"{where}: tool_calls={calls!r:.80}: must be a list of objects, each a call")
     for part, text in (("role", message["role"]), ("content", "" if calls and content is None else content)):
@@ -122,7 +127,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(call.get("function"), dict):
         return call | {"function": _call(call["function"])}
-    arguments = parse_json(call.get("arguments"))
+    arguments = {} if call.get("arguments") is None else parse_json(call["arguments"])
     return call | {"arguments": arguments} if isinstance(arguments, dict) else call
 
 

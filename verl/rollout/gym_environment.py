@@ -8,7 +8,10 @@ import json
 from typing import Any
 
 from verl.data.prompt_record import PromptRecord
+from verl.rollout.environments.live import seed_chance
+from verl.rollout.environments.pool import name_of
 from verl.rollout.environments.tools import Turn
+from verl.utils.user_code import user_code
 
 MOST_LIVE = 64
 """Maximum number of live environments that a process keeps between steps; the oldest are dropped first."""
@@ -18,6 +21,7 @@ class GymEnvironment:
     """Base class for Gymnasium environments; ``rollout.multi_turn.environment`` must name a subclass.
 
     The first observation for the seed ``extra_info["seed"]``, by default the prompt's number, is added to the prompt.
+    ``random`` and ``numpy.random``, from which some environments draw, are seeded before each call.
     """
 
     def __init__(self) -> None:
@@ -41,8 +45,7 @@ class GymEnvironment:
 
     def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the first observation as a message. Set ``observe = None`` in a subclass whose prompts contain it."""
-        env = self.make()
-        seen, _ = env.reset(seed=state["seed"])
+        env, seen = self._begun(state)
         _close(env)
         return [{"role": "user", "content": self.show(seen)}]
 
@@ -52,13 +55,14 @@ class GymEnvironment:
             action = self.action(turn.text)
         except ValueError as error:
             return state, [{"role": "user", "content": str(error), "failed": True}], False, 0.0
+        # The same value as in a repetition: lists for arrays and tuples.
+        action = json.loads(json.dumps(action, default=_as_list))
         env = self._live.pop(json.dumps(state), None)
         if env is None:
-            env = self.make()
-            env.reset(seed=state["seed"])
-            for earlier in state["actions"]:
-                env.step(earlier)
-        seen, reward, terminated, truncated, _ = env.step(action)
+            env, _ = self._begun(state)
+            for number, earlier in enumerate(state["actions"]):
+                self._taken(env, state, number, earlier)
+        seen, reward, terminated, truncated, _ = self._taken(env, state, len(state["actions"]), action)
         state = {"seed": state["seed"], "actions": [*state["actions"], action]}
         done = bool(terminated or truncated)
         if done:
@@ -68,6 +72,25 @@ class GymEnvironment:
         while len(self._live) > MOST_LIVE:
             _close(self._live.pop(next(iter(self._live))))
         return state, [{"role": "user", "content": self.show(seen)}], done, float(reward)
+
+    def _begun(self, state: dict[str, Any]) -> tuple[Any, Any]:
+        """Return a new environment and its first observation."""
+        env = self.make()
+        seed_chance(state["seed"], "reset")
+        seen, _ = env.reset(seed=state["seed"])
+        return env, seen
+
+    def _taken(self, env: Any, state: dict[str, Any], number: int, action: Any) -> Any:
+        seed_chance(state["seed"], number)
+        with user_code(f"{name_of(self)}: its environment's step({action!r:.80}), where action(text) returned that,"):
+            return env.step(action)
+
+
+def _as_list(value: Any) -> Any:
+    """Return numpy's numbers and arrays as JSON values."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"action(text) returned {type(value).__name__}; an action must be a JSON value")
+    return value.tolist()
 
 
 def _close(env: Any) -> None:

@@ -84,6 +84,14 @@ class Picture(Silent):
     def reset(self, **row):
         return [{"type": "image"}]
 
+class Board(Silent):
+    @property
+    def board(self):
+        raise KeyError("no game yet")
+
+    def get_reward(self):
+        return "good"
+
 class Late(Silent):
     def reset(self, target=0, **row):
         if target == 1:
@@ -211,6 +219,18 @@ def test_classes_that_cannot_be_used_are_refused(environment, name: str, message
     with pytest.raises(ConfigError) as error:
         begun(load_environment(environment(name)))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_properties_are_not_evaluated_and_rewards_checked(environment):
+    board = load_environment(environment("Board", reward="only"))
+    assert [schema["function"]["name"] for schema in tool_schemas(environment("Board"))] == ["wait"]
+    line = 1 + SOURCE[: SOURCE.index('def get_reward(self):\n        return "good"')].count("\n")
+    with pytest.raises(
+        ConfigError, match=rf"Board': get_reward\(\) \(.*mine.py, line {line}\) returned the reward 'good'"
+    ):
+        step(board, begun(board)[0])
+    with pytest.raises(ConfigError, match="Silent': has no get_reward.. for rollout.multi_turn.reward=only; define it"):
+        load_environment(environment("Silent", reward="only"))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import random
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -427,3 +429,86 @@ def test_gymnasiums_interface(seed: int, said: list[str], heard: list[tuple[str,
     moves = [answer.reward for answer in answers if answer.counts[2] == 0]
     assert moves == [-0.5] * (len(said) - said.count("up"))
     assert Walk.made == (len(moves) if travels else 1)
+
+
+class Drawing(Walk):
+    """Draws from the shared random numbers, as several of TextArena's games do."""
+
+    def step(self, action):
+        assert action != 2, "no such direction"
+        return f"{random.random()} {np.random.rand()} {action}", 0.0, False, False, {}
+
+
+class Numpys(Walking):
+    def make(self):
+        return Drawing()
+
+    def action(self, text):
+        return {"number": np.int64(1), "array": np.ones(1), "tuple": (1, 2), "set": {1}, "two": 2}[text]
+
+
+def test_games_of_one_process_draw_apart():
+    def played(environments: list[Numpys], seeds: list[int]) -> list[list[str]]:
+        states, heard = [""] * len(seeds), [list[str]() for _ in seeds]
+        for said in ("number", "array", "tuple"):
+            for i, seed in enumerate(seeds):
+                record, turn = replace(RECORD, extra_info={"seed": seed}), Turn(said, [1], [], False)
+                answer = asyncio.run(take_step(environments.pop(0), Step(record, states[i], turn)))
+                states[i] = answer.state
+                heard[i] += contents(answer)
+        return heard
+
+    one = Numpys()
+    (alone,) = played([one] * 3, [1])
+    assert played([one] * 6, [1, 2])[0] == alone
+    # In other processes, the actions are taken again, as a checkpoint holds them.
+    assert played([Numpys() for _ in range(3)], [1]) == [alone]
+    assert [text.rpartition("0.")[2].partition(" ")[2] for text in alone] == ["1", "[1.0]", "[1, 2]"]
+    assert played([one] * 3, [2]) != [alone]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "two",
+            r"Numpys: its environment's step\(2\), where action\(text\) returned that, raised AssertionError: no suc",
+        ),
+        ("set", "TypeError: action\\(text\\) returned set; an action must be a JSON value"),
+    ],
+)
+def test_wrong_action_is_named(said: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        asyncio.run(take_step(Numpys(), Step(RECORD, "", Turn(said, [1], [], False))))
+
+
+def test_wrong_reward_names_the_users_class(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Walk, "step", lambda *_: (0, float("nan"), False, False, {}))
+    with pytest.raises(ConfigError, match=r"Walking: step\(state, turn\) \(.*test_pool.py, line .* the reward nan"):
+        asyncio.run(take_step(Walking(), Step(RECORD, "", Turn("1", [1], [], False))))
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ("None", "its tools: None; expected a list of functions, or of schemas in OpenAI's form"),
+        ("property(list)", "its tools: <property object .*; expected a list of functions"),
+        (
+            "[{'name': 'add', 'inputSchema': {}}]",
+            "its tools: {'name': 'add', .*; expected functions, or schemas in Open",
+        ),
+        ("[schema(parameters='none')]", "its tools: {.*'none'}}; expected functions, or schemas in OpenAI's form"),
+        ("[schema(parameters={'properties': ['a']})]", "expected functions, or schemas in OpenAI's form"),
+        ("[schema(), schema()]", "its tools: two have the same name; rename one"),
+        ("[Callable()]", "its tools: is <.*Callable object .*>; name a function, or a method such as object.forward"),
+    ],
+)
+def test_tools_in_another_form_are_refused(tmp_path: Path, tools: str, message: str):
+    path = tmp_path / "wrong.py"
+    path.write_text(
+        "def schema(**rest):\n    return {'type': 'function', 'function': {'name': 'add', **rest}}\n"
+        "class Callable:\n    def __call__(self): ...\n"
+        f"class Env:\n    tools = {tools}\n    def start(self, record): ...\n    def step(self, state, turn): ...\n"
+    )
+    with pytest.raises(ConfigError, match=message):
+        tool_schemas(options(path, environment=f"{path}:Env"))

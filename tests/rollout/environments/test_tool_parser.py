@@ -49,6 +49,7 @@ CALL = "<tool_call>\n%s\n</tool_call>"
     [
         (f"{JSON}{CALL % '{oops}'}{JSON}", [("multiply", {"a": 3, "b": 4})] * 2, True),
         (CALL % '{"name": "today"}', [("today", {})], False),
+        (CALL % '{"name": "today", "arguments": null}', [("today", {})], False),
         (f"{CALL % '{oops}'}{CALL % chr(123)}", [], True),
         # As OpenAI's interface sends arguments.
         (CALL % r'{"name": "multiply", "arguments": "{\"a\": 3}"}', [("multiply", {"a": 3})], False),

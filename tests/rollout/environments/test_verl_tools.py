@@ -202,3 +202,46 @@ def test_a_class_that_is_missing_is_named(tmp_path: Path):
     options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
     with pytest.raises(ConfigError, match="rollout.multi_turn.tool_config_path='verl.tools.grader:Grader': importing"):
         load_environment(options)
+
+
+SANDBOX = """
+from transformers.utils import get_json_schema
+from verl.tools.base_tool import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from verl.utils.reward_score import grading
+
+
+class Sandbox(BaseTool):
+    async def code_interpreter(self, code: str) -> str:
+        \"\"\"Run code.
+
+        Args:
+            code: The code.
+        \"\"\"
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return OpenAIFunctionToolSchema(**get_json_schema(self.code_interpreter))
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text=f"{self.name}: {grading.grade(parameters['code'])}"), 0.0, {}
+"""
+
+
+def test_tool_with_a_schema_of_a_function_and_modules_of_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    score = tmp_path / "verl" / "utils" / "reward_score"
+    score.mkdir(parents=True)
+    (score / "grading.py").write_text("def grade(code):\n    return len(code)\n")
+    (tmp_path / "sandbox.py").write_text(SANDBOX)
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: sandbox.Sandbox, config: {type: native}}]")
+    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
+    (schema,) = tool_schemas(options)
+    assert schema["function"]["parameters"]["required"] == ["code"]
+    calls = [Call("code_interpreter", {"code": "1 + 1"})]
+    record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [], False)
+    answer = asyncio.run(take_step(load_environment(options), Step(record, "", Turn("", [1], calls, False))))
+    assert answer.messages[0]["content"] == "code_interpreter: 5"
+    # As veRL's search and sandbox-fusion tools, whose actors would start a Ray of their own.
+    (tmp_path / "sandbox.py").write_text(f"import ray\n{SANDBOX}")
+    with pytest.raises(
+        ConfigError, match="sandbox.Sandbox uses Ray, which the processes of tools lack; write it witho"
+    ):
+        load_environment(options)

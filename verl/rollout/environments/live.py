@@ -38,6 +38,8 @@ class LiveEnvironment:
         tools, _ = self._make()
         self.is_async = tools.is_async
         self.gives_reward = callable(getattr(made, "get_reward", None))
+        if options.reward == "only" and not self.gives_reward:
+            raise ConfigError(f"{where}: has no get_reward() for rollout.multi_turn.reward=only; define it or set add")
 
     async def start(self, record: PromptRecord) -> dict[str, Any]:
         """Return the initial state, which contains the text that ``reset`` returned, and no calls."""
@@ -80,11 +82,11 @@ class LiveEnvironment:
     def _make(self) -> Live:
         with user_code(f"{self.where}: making it"):
             made = self.made()
-        return ToolEnvironment(methods_as_tools(made, self.where), self.options), made
+            return ToolEnvironment(methods_as_tools(made, self.where), self.options), made
 
     async def _reset(self, seed: Any, row: dict[str, Any]) -> tuple[Live, str | None]:
         live = self._make()
-        _seed(seed, "reset")
+        seed_chance(seed, "reset")
         with user_code(f"{self.where}: reset(**row)"):
             text = await awaited(live[1].reset(**row))
         if not isinstance(text, str | None):
@@ -92,7 +94,7 @@ class LiveEnvironment:
         return live, text
 
     async def _answer(self, live: Live, state: dict[str, Any], call: Call, number: int) -> dict[str, Any]:
-        _seed(state["seed"], number)
+        seed_chance(state["seed"], number)
         return await live[0].answer(call, None)
 
     async def _repeated(self, state: dict[str, Any]) -> tuple[Live, int]:
@@ -108,7 +110,8 @@ class LiveEnvironment:
         return live, len(differing)
 
 
-def _seed(*parts: Any) -> None:
+def seed_chance(*parts: Any) -> None:
+    """Seed ``random`` and ``numpy.random`` by these values."""
     number = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
     random.seed(number)
     np.random.seed(number)

@@ -364,7 +364,7 @@ async def take_step(environment: Any, step: Step) -> Answer:
     with user_code(f"{where}: step(state, turn)"):
         further = [step.record] if isinstance(environment, ToolEnvironment) else []
         returned = await awaited(environment.step(state, step.turn, *further))
-    where += f": step(state, turn){definition(environment.step)}"
+    where += scorer(environment)
     if not isinstance(returned, tuple | list) or len(returned) != 4:
         kind = type(returned).__name__
         raise ConfigError(f"{where} returned {kind}; expected (state, messages, done, reward)")
@@ -375,6 +375,14 @@ async def take_step(environment: Any, step: Step) -> Answer:
     differing = sum(message.get("differing", 0) for message in checked if isinstance(environment, LiveEnvironment))
     counts = (len(step.turn.calls), int(step.turn.malformed), failures, timeouts, differing, 0)
     return Answer(_saved(state, where), checked, _flag(done, where), _number(reward, where), counts)
+
+
+def scorer(environment: Any) -> str:
+    """Return the user's code that determines what ``step`` returns, for messages, as most adaptors inherit ``step``."""
+    if isinstance(environment, LiveEnvironment):
+        return f": get_reward(){definition(getattr(environment.made, 'get_reward', environment.made))}"
+    written = environment.step.__module__ == type(environment).__module__
+    return f": step(state, turn){definition(environment.step if written else type(environment))}"
 
 
 def _flag(done: Any, where: str) -> bool:

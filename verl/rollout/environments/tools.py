@@ -5,6 +5,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError
@@ -62,6 +63,8 @@ class FunctionTool:
     def __init__(self, function: Callable[..., Any], where: str) -> None:
         self.function = function
         self.is_async = inspect.iscoroutinefunction(function)
+        if not inspect.isroutine(function):
+            raise ConfigError(f"{where}: is {function!r:.80}; name a function, or a method such as object.forward")
         name, schema = getattr(function, FUNCTION_TOOL, (None, None))
         if not schema:
             # Imported here, because it takes a second, and most processes of environments do not need it.
@@ -69,7 +72,7 @@ class FunctionTool:
 
             with user_code(f"{where}: its schema"):
                 schema = dict(get_json_schema(function))
-        self.schema: dict[str, Any] = schema
+        self.schema: dict[str, Any] = checked_schema(schema, where)
         if name is not None:
             self.schema = self.schema | {"function": self.schema["function"] | {"name": name}}
 
@@ -101,6 +104,8 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
     tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
     if options.tool_config_path is not None:
         tools += verl_tools(options.tool_config_path)
+        for tool in tools:
+            checked_schema(tool.schema, f"rollout.multi_turn.tool_config_path={options.tool_config_path!r}")
     if options.function_tool_path is not None:
         where = f"{FUNCTION_FIELD}={options.function_tool_path!r}"
         tools += [FunctionTool(function, where) for function in function_tools(options.function_tool_path)]
@@ -124,12 +129,22 @@ def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
         with user_code(where):
             return [tool.schema for tool in methods_as_tools(made(), where).values()]
     tools = getattr(made, "tools", ())
-    schemas = [FunctionTool(tool, where).schema if callable(tool) else tool for tool in tools]
-    for schema in schemas:
-        function = schema.get("function") if isinstance(schema, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"{where}: {schema!r:.200}; expected functions, or schemas in OpenAI's form")
+    if not isinstance(tools, list | tuple):
+        raise ConfigError(f"{where}: {tools!r:.80}; expected a list of functions, or of schemas in OpenAI's form")
+    schemas = [FunctionTool(t, where).schema if callable(t) else checked_schema(t, where) for t in tools]
+    if len({schema["function"]["name"] for schema in schemas}) < len(schemas):
+        raise ConfigError(f"{where}: two have the same name; rename one")
     return schemas
+
+
+def checked_schema(schema: Any, where: str) -> dict[str, Any]:
+    """Return a tool's schema, or raise ``ConfigError`` if it is not in OpenAI's form."""
+    function = schema.get("function") if isinstance(schema, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        parameters = function.get("parameters") or {}
+        if isinstance(parameters, dict) and isinstance(parameters.get("properties") or {}, dict):
+            return schema
+    raise ConfigError(f"{where}: {schema!r:.200}; expected functions, or schemas in OpenAI's form")
 
 
 def is_live(made: Any) -> bool:
@@ -143,9 +158,11 @@ def methods_as_tools(live: Any, where: str) -> dict[str, Tool]:
     Raises:
         ConfigError: If a method has no annotations or no docstring.
     """
-    methods = inspect.getmembers(live, inspect.ismethod)
-    public = [(name, method) for name, method in methods if not name.startswith("_")]
-    return {name: FunctionTool(m, f"{where}: {name}") for name, m in public if name not in ("reset", "get_reward")}
+    # Properties are not evaluated, as many fail before the first reset.
+    names = [name for name, raw in inspect.getmembers_static(live) if not isinstance(raw, property | cached_property)]
+    reserved = ("reset", "get_reward")
+    methods = {name: getattr(live, name) for name in names if not name.startswith("_") and name not in reserved}
+    return {name: FunctionTool(m, f"{where}: {name}") for name, m in methods.items() if inspect.ismethod(m)}
 
 
 async def awaited(value: Any) -> Any:
@@ -253,13 +270,15 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 def read_arguments(written: Any) -> Any:
     """Return arguments as a mapping if they are a JSON object, or a JSON string with one, as in OpenAI's API.
 
-    Other arguments, including those nested more than ``DEEPEST`` levels deep, are returned as text.
+    Null becomes an empty mapping. Other arguments, including those nested more than ``DEEPEST`` levels deep, are returned
+    as text.
     """
     value = written
     for _ in range(2):
         if isinstance(value, str):
             with suppress(ValueError, RecursionError):
                 value = json.loads(value)
+    value = {} if value is None else value
     if isinstance(value, dict) and not nests(value, DEEPEST):
         return value
     return written if isinstance(written, str) else text_of(written) if not nests(written, DEEPEST) else "(too deep)"

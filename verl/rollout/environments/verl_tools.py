@@ -85,6 +85,20 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
         ConfigError: If the file cannot be read, or a class cannot be loaded or created.
     """
     where, path = f"{FIELD}={path!r}", find_path(path)
+    entries = listed_tools(path, where)
+    install_stubs(Path(path))
+    for name, config, schema in entries:
+        made = load_code(tool_import_path(name, Path(path)), FIELD)
+        if "ray" in vars(sys.modules[made.__module__]):
+            raise ConfigError(f"{where}: {name} uses Ray, which the processes of tools lack; write it without actors")
+        with user_code(f"{where}: making {name}"):
+            tool = made(config=config, tool_schema=None if schema is None else _as_object(schema))
+            wrapped = VerlTool(tool, schema or without_nulls(tool.tool_schema.model_dump()))
+        yield wrapped
+
+
+def listed_tools(path: str, where: str) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
+    """Return the class, config and schema of each tool in a YAML file; raise ``ConfigError`` if it cannot be read."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         entries = [(str(e["class_name"]), e.get("config") or {}, e.get("tool_schema")) for e in content["tools"]]
@@ -93,13 +107,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
             raise ValueError("there is none, or one whose name is no text")
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not a list of tools with class_name and tool_schema: {error!r:.200}") from error
-    install_stubs(Path(path))
-    for name, config, schema in entries:
-        made = load_code(_import_path(name, Path(path)), FIELD)
-        with user_code(f"{where}: making {name}"):
-            tool = made(config=config, tool_schema=None if schema is None else _as_object(schema))
-            wrapped = VerlTool(tool, schema or without_nulls(tool.tool_schema.model_dump()))
-        yield wrapped
+    return entries
 
 
 def function_tools(path: str) -> list[Callable[..., Any]]:
@@ -138,7 +146,7 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _import_path(name: str, file: Path) -> str:
+def tool_import_path(name: str, file: Path) -> str:
     """Return ``package.module.Class`` as an import path, preferring ``module.py`` next to ``file``."""
     module, _, attribute = name.rpartition("." if ":" not in name else ":")
     beside = file.parent / f"{module.rpartition('.')[2]}.py"
@@ -174,6 +182,13 @@ def _as_mapping(value: Any) -> Any:
     return [_as_mapping(entry) for entry in value] if isinstance(value, list) else value
 
 
+class Schema(Fields):
+    """Stub for veRL's schemas, whose mappings are objects with attributes."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{name: _as_object(value) for name, value in fields.items()})
+
+
 class BaseTool:
     """Stub for ``verl.tools.base_tool.BaseTool``."""
 
@@ -207,11 +222,12 @@ def gsm8k_score(
 def install_stubs(file: Path) -> None:
     """Make veRL's tool classes importable, and install stubs for the missing modules that they import."""
     parts = ("Property", "Parameters", "", "Tool", "Parsed", "Call")
-    schemas = dict.fromkeys([*(f"OpenAIFunction{part}Schema" for part in parts), "OpenAIFunctionToolCall"], Fields)
+    names = [*(f"OpenAIFunction{part}Schema" for part in parts), "OpenAIFunctionToolCall"]
+    schemas = dict.fromkeys(names, Schema) | {"ToolResponse": Fields}
     modules: dict[str, dict[str, Any]] = {
         "verl.tools": {},
-        "verl.tools.base_tool": {"BaseTool": BaseTool},
-        "verl.tools.schemas": {**schemas, "ToolResponse": Fields},
+        "verl.tools.base_tool": {"BaseTool": BaseTool, **schemas},
+        "verl.tools.schemas": schemas,
         "verl.tools.function_tool": {"function_tool": function_tool},
         "verl.utils.reward_score": {"gsm8k": SimpleNamespace(compute_score=gsm8k_score)},
         "verl.utils.rollout_trace": {"rollout_trace_op": lambda function: function},
@@ -221,4 +237,5 @@ def install_stubs(file: Path) -> None:
             sys.modules[name] = ModuleType(name)
             vars(sys.modules[name]).update(content)
     checkouts = [*file.resolve().parents, Path(find_path("verl/tools")).resolve().parents[1]]
-    sys.modules["verl.tools"].__path__ = [f"{folder}/verl/tools" for folder in checkouts]
+    for name in ("verl.tools", "verl.utils.reward_score"):
+        sys.modules[name].__path__ = [f"{folder}/{name.replace('.', '/')}" for folder in checkouts]
