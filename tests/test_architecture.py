@@ -110,7 +110,7 @@ BUDGETS = {
     "rank": 1231,
     "recipes": 1837,
     "rewards": 1769,
-    "rollout": 4801,
+    "rollout": 4804,
     "run": 2513,
     "single_controller": 1587,
     "spectral": 1653,

@@ -139,10 +139,13 @@ def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
 
 def checked_schema(schema: Any, where: str) -> dict[str, Any]:
     """Return a tool's schema, or raise ``ConfigError`` if it is not in OpenAI's form."""
-    function = schema.get("function") if isinstance(schema, dict) else None
-    if isinstance(function, dict) and isinstance(function.get("name"), str):
+    if isinstance(schema, dict) and isinstance(function := schema.get("function"), dict):
         parameters = function.get("parameters") or {}
-        if isinstance(parameters, dict) and isinstance(parameters.get("properties") or {}, dict):
+        if (
+            isinstance(function.get("name"), str)
+            and isinstance(parameters, dict)
+            and isinstance(parameters.get("properties") or {}, dict)
+        ):
             return schema
     raise ConfigError(f"{where}: {schema!r:.200}; expected functions, or schemas in OpenAI's form")
 
@@ -270,8 +273,8 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 def read_arguments(written: Any) -> Any:
     """Return arguments as a mapping if they are a JSON object, or a JSON string with one, as in OpenAI's API.
 
-    Null becomes an empty mapping. Other arguments, including those nested more than ``DEEPEST`` levels deep, are returned
-    as text.
+    Null becomes an empty mapping. Other arguments, and any nested more than ``DEEPEST`` levels deep, are returned as
+    text.
     """
     value = written
     for _ in range(2):
