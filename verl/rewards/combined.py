@@ -21,16 +21,17 @@ def weighted_sum(
     shared: Sequence[str],
     read: Callable[[Any], tuple[float, bool, dict[str, Any]]],
 ) -> Callable[..., Any]:
-    """Return a function that calls all functions and returns the weighted sum of their scores.
+    """Combine reward functions into one function that returns the weighted sum of their scores.
 
-    A function that returns None does not apply, and adds nothing; other weights stay as they are. The result has the
-    score of each function under its name, and their extra values. The response is correct if the first function with
-    ``acc`` says so or, without one, if the first that applies gives a score above 0. Coroutines wait together.
+    A function that returns None does not apply and adds nothing, and the other weights are unchanged. The result has
+    each function's score under the function's name, and the extra values of all functions. If any function returns a
+    key in ``CORRECT_KEYS``, the first such function decides whether the response is correct. Otherwise, the response is
+    correct if the first function that applies returns a score above 0. Coroutine functions run concurrently.
 
     Args:
         parts: Weight, import path and function of each summand.
-        shared: Names of the arguments that every function is given; others are given to functions with a parameter of
-            that name.
+        shared: Names of the arguments that are passed to every function. Any other argument is passed only to functions
+            that have a parameter with the argument's name.
         read: Function that returns the score, correctness and extra values of a result.
     """
     names, functions = _names([path for _, path, _ in parts]), [function for _, _, function in parts]
@@ -100,6 +101,6 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def named_parameters(function: Callable[..., Any]) -> dict[str, bool]:
-    """Return the parameters that can be given by name, in order, and whether they have no default."""
+    """Map the name of each parameter that can be passed by keyword, in order, to whether the parameter is required."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default is REQUIRED for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
