@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation's folder. Its files (docs/evaluation.md) are read on each access."""
+    """Output folder of an evaluation. Results are read from the folder's files (docs/evaluation.md) on each access."""
 
     folder: Path
 

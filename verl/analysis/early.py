@@ -44,11 +44,12 @@ COLUMNS = (
 
 
 def early_table(config: AnalysisConfig, courses: pd.DataFrame) -> pd.DataFrame:
-    """Return the AUC of each metric for correctness at each point: shares of the tokens, and positions.
+    """Return the AUC of each metric as a predictor of correctness, measured on prefixes of the responses.
 
-    Positions double from ``calculator.diff_stride`` tokens, and count the responses that are longer. Points with fewer
-    than ``MIN_EACH`` correct or wrong responses are left out. Without prefixes from the first token on, the table is
-    empty.
+    Each prefix ends at a point, which is a share of the response's tokens or a token position. The positions start at
+    ``calculator.diff_stride`` and double each time. A position includes only the responses that are longer. Points with
+    fewer than ``MIN_EACH`` correct or wrong responses are left out. The table is empty if no prefixes that start at the
+    first token were measured.
 
     Args:
         courses: Metrics along responses, as in ``courses.parquet``.

@@ -67,7 +67,7 @@ class TrainedPart:
 
 
 class CheckpointWorker:
-    """A worker that writes and reads its part of checkpoints. Every method must be called on all workers at once."""
+    """Writes and reads one worker's share of each checkpoint. Every method must be called on all workers at once."""
 
     def __init__(self, parts: Sequence[TrainedPart], seed: int, averages: Mapping[str, Policy] | None = None) -> None:
         """Prepare to save ``parts``. The run's ``seed`` is used to resume with a different number of workers.

@@ -75,7 +75,7 @@ def require_one_configuration(line: CommandLine) -> None:
 
 
 def read_line(arguments: Sequence[str]) -> CommandLine:
-    """Return the sorted arguments, with the release's Hydra options converted to its flags.
+    """Sort the arguments, and convert Hydra options of the paper's release to command-line flags of the release.
 
     Raises ``FlagError`` if a flag is unknown, or a value is missing or unsupported.
     """

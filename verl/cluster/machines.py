@@ -198,7 +198,7 @@ def _answering(workers_per_node: int, device_type: str) -> int:
 
 
 def _describe(nnodes: int, resource: str) -> str:
-    """Return a line that lists the machines that have joined, with their resources, and the missing machines."""
+    """Return a line that says which machines have joined, how much ``resource`` each has, and which are missing."""
     machines = living_machines().values()
     text = ", ".join(sorted(f"{one.host} ({one.resources.get(resource, 0):g} {resource}s)" for one in machines))
     ranks = {machine.rank for machine in machines}

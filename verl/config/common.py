@@ -268,7 +268,8 @@ class RunConfig(MachineOptions):
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
     """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost. Workers exit if
-    they lose the driver for this long. Environment variables set Ray's own timeout (docs/multinode.md)."""
+    they lose the driver for this long. Ray has a separate timeout, which is set with environment variables (see
+    docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
     """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
     starting. At the limit, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 sets no limit."""

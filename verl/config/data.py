@@ -29,10 +29,10 @@ class HubSet(NamedTuple):
 
     hub_id: str
     config: str
-    """Name of the configuration, or empty for the only or default configuration."""
+    """Name of the configuration. An empty string selects the default configuration, or the only configuration."""
     split: str
     revision: str = ""
-    """Branch, tag or commit, or empty for ``main``."""
+    """Branch, tag or commit. An empty string selects ``main``."""
 
 
 def hub_set(name: str) -> HubSet | None:

@@ -78,8 +78,8 @@ class BenchmarkDataConfig(Group):
     answer_key: str | None
     """Column of answers in files of ``benchmark_dir`` that are not published benchmarks, or null to detect it."""
     data_source: str | None
-    """Verifier for files of ``benchmark_dir`` that are not published benchmarks, such as ``math``, or null for
-    ``open_answer`` and ``multiple_choice``."""
+    """Name of the verifier, such as ``math``, for files of ``benchmark_dir`` that are not published benchmarks. Null
+    selects ``multiple_choice`` for problems with options and a letter answer, and ``open_answer`` for others."""
     fields: dict[str, dict[str, str]]
     """Names of fields that are not detected automatically: benchmark -> our field name, such as ``question`` or
     ``answer`` (see ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the field name in the file."""
@@ -181,7 +181,8 @@ class EvaluationTrainerConfig(MachineOptions):
     """Output folder. If it already contains this evaluation, finished or not, the evaluation is resumed. Null selects a
     folder in ``<runs_dir>/evaluation/<experiment_name>/`` that is named after the evaluated models."""
     n_gpus_per_node: WorkersPerMachine | None
-    """Workers per machine. Null uses the GPU count of the smallest machine, or 2 on a CPU, rounded to whole engines."""
+    """Number of workers per machine. If null, the number is the GPU count of the smallest machine, or 2 on a CPU. This
+    default is rounded to a multiple of ``rollout.tensor_parallel_size``."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ EXACT = ("reverse_kl", "forward_kl", "jsd")
 """Losses that compare the whole distributions of student and teacher."""
 
 NO_MODEL, POLICY = "none", "policy"
-"""Special values of ``teacher.model.path``: no teacher, and the policy itself."""
+"""Special values of ``teacher.model.path``: ``none`` loads no model, and ``policy`` uses the policy as the teacher."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class TeacherConfig(Group):
     """Weight of the teacher in the mixture of ``loss=jsd``, above 0 and below 1."""
     top_k: NotNegativeInt
     """Number of the teacher's most likely tokens that ``reverse_kl``, ``forward_kl`` and ``jsd`` compare individually.
-    All other tokens are combined. 0 compares the whole vocabulary exactly, at little additional cost."""
+    The remaining tokens are combined and compared as a single event. If this option is 0, these losses compare the
+    whole vocabulary exactly, at little additional cost."""
     temperature: PositiveFloat
     """Softmax temperature of policy and teacher in ``reverse_kl``, ``forward_kl`` and ``jsd``. Log-probabilities of
     sampled tokens use ``rollout.temperature``."""

@@ -1,7 +1,7 @@
 """Ulysses sequence parallelism (arXiv 2309.14509): neighbouring workers share the tokens of each sequence.
 
-Each worker of a group has a slice of the tokens. Before attention, an all-to-all sends each worker all tokens for a
-subset of the heads. After attention, a second all-to-all restores the slices.
+Outside attention, each worker in a group processes only its own slice of the tokens. Before attention, an all-to-all
+sends each worker all tokens for a subset of the heads. After attention, a second all-to-all restores the slices.
 
 Shapes: G workers per group, H heads, t tokens per worker, T = G t tokens per group, D head dimension.
 """

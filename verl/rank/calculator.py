@@ -309,7 +309,7 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
 
 
 def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:
-    """Return the first or last ``most`` valid rows of each response, left-aligned, and their counts."""
+    """Left-align each response's first or last ``most`` valid rows, and return the rows and the number per response."""
     if most is None or hidden.shape[1] <= most:
         return hidden, lengths
     if end == "start":

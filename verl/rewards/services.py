@@ -55,9 +55,10 @@ def message_limit_s(options: AsyncFunctionsConfig) -> float:
 
 
 def answer(message: Message) -> list[Verdict | str]:
-    """Return the verdict on each question, or a one-line reason if there is none.
+    """Return the verdict on each question, or a one-line reason why there is no verdict.
 
-    Verdicts have the extra values ``calls``, the number of calls, and ``from_cache``. Equal questions are asked once.
+    The ``extras`` of each verdict record how often the function was called (``calls``) and whether the answer was found
+    in the cache (``from_cache``). Equal questions are asked once.
     """
     with closing(_Answers(message.cache)) as answers:
         return asyncio.run(_gather(message, answers))

@@ -28,7 +28,7 @@ class PartialResponse:
 
     @property
     def open_tokens(self) -> int:
-        """Number of trailing policy tokens, which belong to an unfinished turn."""
+        """Number of policy tokens at the end of the response. These tokens belong to an unfinished turn."""
         return self.source[::-1].index(ENVIRONMENT) if ENVIRONMENT in self.source else len(self.source)
 
     def parts(self) -> list[tuple[int, list[int]]]:

@@ -25,7 +25,8 @@ class VLLMSampler:
     """Sampler that returns responses and the rank metrics that the engine measures.
 
     The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each worker has a scheduler.
-    Given the same prompts, all schedulers decide alike, and all workers sample the same responses.
+    If the workers receive the same prompts, their schedulers make the same decisions, and all workers sample the same
+    responses.
     """
 
     engine: LLM

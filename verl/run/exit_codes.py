@@ -76,8 +76,9 @@ class Preemption:
 
 
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
-    """Call ``run``, print a message on errors, and exit: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 requeue.
+    """Call ``run``, print a message if an error occurs, and exit with a code that describes the outcome.
 
+    The exit code is 0 on success, 1 after an error, 130 after Ctrl-C, 143 after SIGTERM, and 75 to request a requeue.
     A traceback is printed unless the error is a ``ConfigError``, ``StaleAttempt`` or ``WorkerError``, or is due to
     failing storage or lack of memory.
 

@@ -304,7 +304,8 @@ SWITCHES = {
     ),
     "user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
 }
-"""Maps kernel settings (files in /proc/sys) to the value that disables user namespaces and how to enable them."""
+"""Kernel settings that can disable user namespaces. Each file in /proc/sys is mapped to the value that disables
+namespaces and to instructions for enabling namespaces."""
 
 
 @cache

@@ -61,9 +61,9 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    The expression is in the first of these that exists: the last ``<answer>``, the last box, or the text after the last
-    "the answer is". The expression may contain the four operations, brackets and signs, and may end with ``=`` and the
-    target. Anything else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
+    The expression is read from the last ``<answer>`` tag, otherwise from the last box, otherwise from the text after
+    the last "the answer is". The expression may contain the four operations, brackets and signs, and may end with ``=``
+    and the target. Anything else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
 
     Raises ``ValueError`` if the ground truth has no numbers or no target.
     """

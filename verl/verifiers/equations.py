@@ -131,7 +131,7 @@ def last_equation(text: str, end: int) -> str | None:
 def leaves_open(text: str, chain: str) -> bool:
     """Return whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
 
-    In "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", the number is the answer.
+    The result is false for "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", because 18 is the answer in both.
     """
     left, *middle, _ = (side.strip(" $") for side in chain.split("="))
     computed = any(re.search(r"[0-9]\s?[-+*/×]", side) for side in middle)

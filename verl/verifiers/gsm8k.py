@@ -29,7 +29,8 @@ _SINGLE = re.compile(r"(?<![A-Za-z'])(?![aAI]\s+[A-Za-z])[A-Za-z](?![A-Za-z'])")
 """A single letter that is not an English word."""
 
 _DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf": set()}
-"""Maps Unicode categories of insignificant characters, such as ticks and quotation marks, to exceptions."""
+"""Unicode categories whose characters are removed, such as ticks and quotation marks. Each category is mapped to the
+characters that are kept."""
 
 _VARIANTS = "\ufe0e\ufe0f\u20e3"
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")

@@ -135,7 +135,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return self.reference.compute_logprobs(batch).columns("logprobs")
 
     def compute_teacher_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs`` under the teacher and, with ``teacher.rank_metrics``, its rank metrics."""
+        """Return ``logprobs`` under the teacher, and the teacher's rank metrics if ``teacher.rank_metrics`` is true."""
         assert self.teacher is not None, "a teacher is held only where teacher.model.path names one"
         if self.teacher_calculator is None:
             return self.teacher.compute_logprobs(batch).columns("logprobs")

@@ -39,10 +39,11 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
-"""Maps each field of a problem to its case-insensitive names in files. The first name with a value in a row is used.
-``context`` is prepended to the question. A field like ``body`` is either context or question. The answer and all
-``wrong_answers`` become options, shuffled with the question as the seed. ``verifier``, the data source that selects the
-verifier, is read only if a mapping names its field."""
+"""Maps each field of a problem to its case-insensitive names in files. If a row has values under several names, the
+first name in the tuple is used. ``context`` is prepended to the question. A field that is listed both as ``context``
+and as ``question``, such as ``body``, is used as one of the two. The answer and all ``wrong_answers`` become options,
+which are shuffled with the question as the seed. ``verifier`` is the data source that selects the verifier. The data
+source is read only if a mapping names the field that contains it."""
 
 PLAIN = ("context", "question", "answer")
 """Fields whose values must be strings, numbers, or lists of strings and numbers."""

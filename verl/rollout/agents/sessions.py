@@ -64,7 +64,7 @@ class Row(Conversation):
     """Reason for opening this row (see docs/agents.md), or an empty string for the first row."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     history: list[Message] = field(default_factory=list)
-    """Messages that the tokens contain, including the policy's."""
+    """Messages that are encoded in the row's tokens, including the messages that the policy wrote."""
     asked: Asked | None = None
     """Request that is being sampled, or None."""
     answered: int = -1

@@ -343,7 +343,7 @@ async def start_state(environment: Any, record: PromptRecord) -> str:
 
 
 async def first_observation(environment: Any, record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
-    """Return the initial state as JSON and its messages; raise ``ConfigError`` for exceptions in user code."""
+    """Return the initial state as JSON, and the first messages. Exceptions in user code raise ``ConfigError``."""
     state, where = await start_state(environment, record), f"{name_of(environment)}: observe(state)"
     with user_code(where):
         messages = await awaited(environment.observe(from_json(json.loads(state))))

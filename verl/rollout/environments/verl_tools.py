@@ -1,9 +1,10 @@
 """veRL's tools: classes in a YAML file (``rollout.multi_turn.tool_config_path``) and ``@function_tool`` functions.
 
-Classes are created with ``(config, tool_schema)``. As in veRL, each call uses a separate instance: ``async create(
-create_kwargs=...)``, ``execute(instance_id, parameters, agent_data=...)``, which returns a response, a reward and
-metrics, and ``release(instance_id)``; rewards do not affect the score. Stubs replace the veRL modules that these files
-import. Classes in ``verl.tools`` are loaded from the veRL checkout that contains the file or the working directory.
+The constructor of each class receives ``config`` and ``tool_schema``. As in veRL, each call to a tool creates an
+instance with ``async create(create_kwargs=...)``, awaits ``execute(instance_id, parameters, agent_data=...)``, and then
+awaits ``release(instance_id)``. ``execute`` returns a response, a reward and metrics. The reward does not affect the
+score. Stubs replace the veRL modules that these files import. Classes in ``verl.tools`` are loaded from the veRL
+checkout that contains the file or the working directory.
 """
 
 import inspect

@@ -40,7 +40,7 @@ class Verification:
 
     def __post_init__(self) -> None:
         self.texts = [""] * len(self.records)
-        """Text of each response that is passed to the verifiers, B strings."""
+        """List of the B response texts that are passed to the verifiers."""
         self._environment_rewards: dict[int, float] = {}
         self._unscored: list[int] = []
         self._gathered: list[int] = []
