@@ -77,6 +77,24 @@ def test_rank_metrics_of_any_model_in_a_few_lines(tiny_model: Path):
     assert 1 < float(metrics["Effective Rank"]) < 9  # of nine tokens
 
 
+def test_commands_of_the_judge_are_valid():
+    """Each command of the section says who judges, and gives the judge the weights that the text says."""
+    found = []
+    for line in commands("rewards"):
+        words = [word for word in shlex.split(line) if word != "..."]
+        if words[:2] == ["bash", "train.sh"] and "judge" in line:
+            scores = load_config(PPOConfig, "ppo_trainer", words[2:]).reward_score
+            found.append((scores.paths_of_custom_functions()["*"], scores.judge.enable and scores.judge.description))
+    verified, judge = "verl.rewards.registry:verifier", "verl.rewards.judge:judge"
+    both = f"1.0*{verified}+1.0*{judge}"
+    assert found == [
+        (both, "Qwen/Qwen2.5-7B-Instruct at http://127.0.0.1:8000/v1"),
+        (both, "Qwen/Qwen2.5-3B-Instruct, frozen"),
+        (f"1.0*{judge}", "the policy itself, with the weights that sampled the responses"),
+        (f"{verified}+0.5*{judge}", False),
+    ]
+
+
 def test_every_trl_option_has_a_row():
     listed = (ROOT / "tests/cli/trl_options.txt").read_text().splitlines()
     own = [name for line in listed if not line.startswith("#") for name in line.split()]

@@ -20,7 +20,7 @@ _HOMES = {
     "score": "verl.api",
     "train": "verl.api",
 }
-"""Public name -> module that defines it."""
+"""Maps each public name to the module that defines it."""
 
 __all__ = list(_HOMES)
 

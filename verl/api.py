@@ -1,7 +1,7 @@
 """Provides the Python interface: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
 
-Each run is a separate process, and its results are read from its folder. An interrupt or error ends the run without
-ending the caller's process, such as a notebook kernel.
+Each run is a separate process, and its results are read from its folder. An interrupt or error ends the run but not the
+caller's process, which may be a notebook kernel.
 """
 
 import json
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation's folder. Its files (docs/evaluation.md) are read on each access."""
+    """Output folder of an evaluation. Results are read from the folder's files (docs/evaluation.md) on each access."""
 
     folder: Path
 
@@ -119,7 +119,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
     Raises:
         ConfigError: If an override is invalid or conflicts with others.
         RunError: If the run fails.
-        KeyboardInterrupt: If the run is interrupted; after it has ended, a call with the same folder resumes it.
+        KeyboardInterrupt: If the run is interrupted. After it has ended, a call with the same folder resumes it.
     """
     words = _translated(overrides, translate)
     folder = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", words)).trainer.default_local_dir
@@ -158,7 +158,7 @@ def _translated(words: Sequence[str], translation: Callable[[list[str]], list[st
 def _call(module: str, words: Sequence[str]) -> None:
     """Run an entry point in a separate process, and print its output.
 
-    The first interrupt is forwarded, so that the run ends as after Ctrl-C; a second one kills it.
+    The first interrupt is forwarded, so that the run ends as after Ctrl-C. A second interrupt kills it.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module, *words],

@@ -1,4 +1,4 @@
-"""Builds HTML pages from the output of training runs, evaluations and analyses."""
+"""Builds HTML pages from the outputs of training runs, evaluations and analyses."""
 
 PAGE = "report.html"
-"""File name of the page in a training run's folder."""
+"""Default file name of a training run's page, in the run's folder."""

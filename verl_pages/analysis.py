@@ -1,4 +1,4 @@
-"""Builds the analysis page, a self-contained HTML file without scripts that shows figures and correlations."""
+"""Builds the analysis page, a self-contained HTML file without scripts, with figures and correlations."""
 
 import base64
 import math
@@ -22,7 +22,7 @@ COEFFICIENTS = {
 def build_page(
     title: str, lines: Sequence[str], folder: Path, figures: Sequence[tuple[str, str]], table: pd.DataFrame
 ) -> str:
-    """Return the HTML of text, ``figures`` (names of SVG files in ``folder``, with captions) and correlations."""
+    """Return the page's HTML: text, ``figures`` (names of SVG files in ``folder`` and captions) and correlations."""
     pictures = [(n, text, base64.b64encode((folder / f"{n}.svg").read_bytes()).decode()) for n, text in figures]
     return render(
         "analysis.html",
@@ -37,7 +37,7 @@ def build_page(
 
 
 def _tables(table: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    """Yield the title and rows for each model on each benchmark; a row consists of labels, a count and cells."""
+    """Yield a table's title and rows for each model and benchmark. A row consists of labels, a count and cells."""
     model = ["run", "step", "benchmark", "temperature", "of"]
     for (run, step, benchmark, temperature, rows_of), part in table.groupby(model, sort=False):
         rows = [
@@ -52,7 +52,7 @@ def _tables(table: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
 
 
 def _cell(row: "pd.Series[Any]", name: str) -> tuple[str, str, bool]:
-    """Format a coefficient and its interval; also return whether the interval contains 0."""
+    """Return a coefficient and its interval as text, and whether the interval contains 0."""
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     if not math.isfinite(value):
         return "–", "", True

@@ -1,4 +1,4 @@
-"""Implements the command ``verl-report RUN [RUN ...]``, which writes one page for training runs, or lists them."""
+"""The command ``verl-report RUN [RUN ...]``, which writes one page for all named training runs or lists them."""
 
 import argparse
 import ctypes
@@ -19,10 +19,10 @@ from verl_pages.listing import print_runs
 from verl_pages.run import write_page
 
 MEMORY_BYTES = 4 << 30
-"""Memory limit for building a page, since a file of a few kilobytes can decompress to an arbitrary size."""
+"""Memory limit for building a page. A file of a few kilobytes could decompress to any size."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option that sets the signal sent to this process when its parent thread exits."""
+"""Linux ``prctl`` option: signal that this process receives when the thread that started it ends."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def write(folders: list[Path], out: Path | None) -> None:
-    """Write the page and print its path."""
+    """Write the page of the runs in ``folders`` and print its path."""
     out = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
     try:
         for line in write_page(folders, out):
@@ -58,7 +58,7 @@ def write(folders: list[Path], out: Path | None) -> None:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Limit allocations in the block to ``MEMORY_BYTES`` in addition to the process's current memory."""
+    """Limit the process's memory inside the block to its current size plus ``MEMORY_BYTES``."""
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     # The data size is available only on Linux, which is also the only system that enforces the limit.
     limit = MEMORY_BYTES + getattr(psutil.Process().memory_info(), "data", 0)
@@ -72,7 +72,7 @@ def limited_memory() -> Iterator[None]:
 
 
 def stay_in_background() -> None:
-    """Run at the lowest priority, ignore Ctrl-C, and terminate with the parent process."""
+    """Run this process at the lowest priority, ignore Ctrl-C, and end with the parent process."""
     os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -13,10 +13,10 @@ from verl_pages.names import RANK_NAMES, metric_name
 from verl_pages.run_folder import RunFolder, Series
 
 MAX_POINTS = 400
-"""Maximum number of points per curve; in longer runs, each point averages several steps."""
+"""Maximum number of points per curve. In longer runs, each point is the average of several steps."""
 
 MAX_OTHERS = 600
-"""Maximum number of panels for metrics that ``panels.yaml`` does not list."""
+"""Maximum number of panels for metrics that are not in ``panels.yaml``."""
 
 
 @dataclass(frozen=True)
@@ -26,30 +26,31 @@ class Panel:
     section: str
     title: str
     series: tuple[tuple[str, str], ...]
-    """Metric name and legend label of each series."""
+    """Pairs (metric name, legend label), one per series."""
     percent: bool = False
     layer: str = ""
-    """Layer that must be selected to show the panel, or an empty string if the panel is always shown."""
+    """Layer that must be selected to show the panel. If empty, the panel is always shown."""
     log: bool = False
     about: str = ""
     """Description of the chart."""
     named: bool = False
-    """Whether legend labels add information to the title, so that even a single series needs a legend."""
+    """Whether a legend is needed even for a single series, because its label contains more than the title."""
 
 
 PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": ".+", "source": ".+"}
-"""Regular expressions for placeholders such as ``<split>`` in the metric names of ``panels.yaml``."""
+"""Placeholder in the metric names of ``panels.yaml``, such as ``<split>`` -> regular expression."""
 
 
 def bucket_steps(runs: Sequence[RunFolder]) -> int:
-    """Return the number of steps averaged per point of a curve."""
+    """Return the number of steps that each point of a curve averages."""
     return max(run.last_step for run in runs) // MAX_POINTS + 1 if runs else 1
 
 
 def thin(series: Series, width: int) -> list[list[Any]]:
-    """Return the points of a curve as ``[steps, means]``, plus minima and maxima if each covers several steps.
+    """Return a curve's points as ``[steps, means]``, followed by minima and maxima if a point covers several steps.
 
-    A point covers ``width`` steps and is placed at the mean of those with finite values. The extrema preserve peaks.
+    A point covers ``width`` steps and is placed at the mean of the steps with finite values. The extrema preserve
+    peaks.
     """
     finite = np.isfinite(series.values)
     steps, values = series.steps[finite], series.values[finite]
@@ -65,12 +66,12 @@ def thin(series: Series, width: int) -> list[list[Any]]:
 
 
 def _rounded(values: Any) -> list[float]:
-    """Round to six significant digits, which exceeds screen resolution."""
+    """Round to six significant digits, which is finer than screen resolution."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
-    """Return the panels that have data, ordered by section; the last section holds metrics without a panel entry."""
+    """Return the panels that have data, ordered by section. The last section contains metrics without a panel entry."""
     names = sorted({name for run in runs for name in run.metrics})
     sections = yaml.safe_load((ASSETS / "panels.yaml").read_text(encoding="utf-8"))
     panels = [p for section, kinds in sections.items() for kind in kinds for p in _panels_of(section, kind, names)]
@@ -82,7 +83,7 @@ def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
 
 
 def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> list[Panel]:
-    """Expand an entry of ``panels.yaml`` to one panel per title and layer found in the metric names."""
+    """Expand an entry of ``panels.yaml`` to a panel for each title and layer that occurs in the metric names."""
     panels: dict[tuple[Any, ...], Panel] = {}
     for label, template in kind["series"].items():
         pattern = re.sub(r"(?<!P)<(\w+)>", lambda part: f"(?P<{part[1]}>{PARTS[part[1]]})", template)
@@ -116,5 +117,5 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
 
 def _by_number(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """Return a natural sort key, which puts "pass@8" before "pass@16"."""
+    """Return a key for natural sorting, in which "pass@8" precedes "pass@16"."""
     return tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", text))

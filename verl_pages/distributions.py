@@ -1,4 +1,4 @@
-"""Computes histograms of the rewards, lengths and advantages of training responses, over the steps of a run."""
+"""Computes histograms of the rewards, lengths and advantages of a run's training responses, step by step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,28 +13,28 @@ FIGURES = {
     "num_tokens": ("Tokens of a response", "Length of the responses, with those that were cut at the limit."),
     "advantage": ("Advantage", "Mean over a response's tokens, after rank shaping."),
 }
-"""Title and description of each histogram, by column of the sample files."""
+"""Column of the sample files -> title and description of its histogram."""
 
 NUM_BINS = 24
 NUM_COLUMNS = 240
-"""Maximum number of columns of a figure's histograms in total; in longer runs, each column holds several steps."""
+"""Maximum total number of columns in a figure's histograms. In longer runs, each column covers several steps."""
 
 LARGEST = 1e30
-"""Size up to which values are shown; larger ones are damage, and their range would overflow."""
+"""Maximum absolute value that is shown. Larger values are damaged, and computing with them could overflow."""
 
 SAME = 1e-9
-"""Range relative to the size of the values, and to 1, below which they are shown as equal."""
+"""Values are shown as equal if their range is below this fraction of the largest absolute value (at least 1)."""
 
 MAX_ROWS = 1 << 16
 """Maximum number of responses to read per step."""
 
 Values = Mapping[str, npt.NDArray[np.float64]]
-"""Finite values of one step's responses by column."""
+"""Column -> finite values of one step's responses."""
 
 
 def read_values(file: pq.ParquetFile) -> Values:
-    """Read the columns in ``FIGURES`` that a sample file has, without values that are not finite or too large."""
-    # Text that is stored once and repeated a million times is not read.
+    """Read a sample file's columns in ``FIGURES``, without values that are not finite or too large."""
+    # Skip text columns, which could contain a text that is stored once and repeated a million times.
     numbers = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
     types = {field.name: field.type for field in file.schema_arrow}
     names = [name for name in FIGURES if name in types and any(is_kind(types[name]) for is_kind in numbers)]
@@ -47,11 +47,11 @@ def read_values(file: pq.ParquetFile) -> Values:
 
 
 def histograms(runs: Sequence[Sequence[tuple[int, Values]]]) -> list[dict[str, Any]]:
-    """Return the histograms of several runs, each given as steps with their values.
+    """Return the histograms of several runs. A run is given as pairs (step, values).
 
-    The bins of a figure are the same for all runs and steps, so that histograms can be compared. Each entry has
-    ``low`` and ``high``, the range of ``NUM_BINS`` equal bins, and ``runs``: for each run the columns as ``[first step,
-    last step, shares]``, where shares are per mille.
+    All runs and steps in a figure have the same bins, so that their histograms can be compared. An entry of the result
+    has ``low`` and ``high``, the range of ``NUM_BINS`` equal bins, and ``runs``: a list of columns for each run. A
+    column is ``[first step, last step, shares]``, with shares per mille.
     """
     found = []
     for name, (title, about) in FIGURES.items():

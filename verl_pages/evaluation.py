@@ -1,4 +1,4 @@
-"""Builds the evaluation page, with results, curves, verdicts, and the responses to every problem."""
+"""Builds the evaluation page with results, curves, verdicts, and the responses to every problem."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from verl_pages.names import metric_name
 from verl_pages.samples import Limits, PackedSamples, PromptSamples, pack_all
 
 MAX_PAGE_BYTES = 64 << 20
-"""Maximum page size, enforced by shortening and, if necessary, omitting responses. Metrics, verdicts and questions are
-always kept."""
+"""Maximum page size in bytes. To fit, responses are shortened and, if necessary, omitted. Metrics, verdicts and
+questions are always kept."""
 
 LIMITS = (
     *(Limits(characters, None) for characters in (20_000, 8_000, 3_000)),
@@ -18,7 +18,7 @@ LIMITS = (
     Limits(800, 1),
     Limits(0, 0),
 )
-"""Limits to try in this order until the page is small enough."""
+"""Limits to try, in this order, until the page is small enough."""
 
 
 def build_page(
@@ -29,12 +29,12 @@ def build_page(
     verdicts: Mapping[str, str],
     max_bytes: int = MAX_PAGE_BYTES,
 ) -> str:
-    """Return the page's HTML, with all evaluated text encoded as ASCII.
+    """Return the page's HTML. All text from the evaluation is encoded as ASCII.
 
     Args:
-        index: Data for ``evaluation.js``, except the responses.
-        metrics: Names of the response metrics, except the length.
-        verdicts: Verdict names, keyed by one-character code.
+        index: Data for ``evaluation.js``, without the responses.
+        metrics: Names of the response metrics, without the length.
+        verdicts: One-character code -> name of the verdict.
     """
     figures = ["num_tokens", *metrics]
     samples = {
@@ -67,7 +67,7 @@ def build_page(
 
 
 def _sentence(packed: PackedSamples) -> str:
-    """Return a sentence that tells the reader which content was omitted."""
+    """Return sentences that tell the reader which content the page omits."""
     characters, responses = packed.limits.characters, packed.limits.responses
     parts = [f"Of responses longer than {characters:,} characters, this page shows the beginning and the end."]
     if responses == 0:

@@ -1,8 +1,8 @@
 """Renders self-contained HTML pages from templates, scripts, styles and data.
 
-Text from models, data sets and options is untrusted. Pages with scripts contain it only as ASCII JSON without ``<``,
-``>`` and ``&``, or compressed in base64, and the scripts insert it into the document as text nodes. The template
-escapes everything else, and the content security policy forbids all other scripts and all connections.
+Text from models, datasets and options is untrusted. Pages with scripts contain such text only as ASCII JSON without
+``<``, ``>`` and ``&``, or compressed in base64, and the scripts insert it as text nodes. The template escapes all other
+text. The content security policy forbids all other scripts and all connections.
 """
 
 import base64
@@ -20,16 +20,16 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Uncompressed size in bytes at which a chunk is closed. The page decompresses a chunk when its content is opened."""
+"""Minimum uncompressed size in bytes of a full chunk. The page decompresses a chunk when its content is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
-"""Scripts for pages with charts and the response browser."""
+"""Scripts of pages with charts and the response browser."""
 
 ASSETS = Path(__file__).parent / "assets"
 KATEX = ASSETS / "katex"
 
 FORMULA = re.compile(r"\\[(\[]|\\begin\{|\$[^$\n]*[\\^_=+*/<>-][^$\n]*\$|\$\$")
-"""Pattern that matches potential formulas or their beginnings; ``text.js`` makes the final decision."""
+"""Pattern of possible formulas or their beginnings. ``text.js`` makes the final decision."""
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -51,10 +51,10 @@ def render(
 
     Args:
         template: File in ``assets/`` that extends ``page.html``.
-        scripts: Names of the scripts, which share one scope, or empty for a page without scripts.
-        index: Data that the scripts read immediately.
+        scripts: Names of the scripts, which share one scope. Empty for a page without scripts.
+        index: Data that the scripts read when the page is opened.
         chunks: Data that the scripts decompress on demand, as returned by :func:`pack`.
-        connect: Source in the content security policy to which scripts may connect.
+        connect: Source expression of the content security policy to which scripts may connect.
         formulas: Whether to include KaTeX.
     """
     style = _read(styles, "css")
@@ -76,23 +76,23 @@ def render(
 
 
 def ascii_json(value: Any) -> str:
-    """Encode ``value`` as ASCII JSON that is safe in a script element, with null in place of non-finite numbers."""
+    """Encode ``value`` as ASCII JSON that is safe in a script element. Non-finite numbers become null."""
     text = json.dumps(finite_or_null(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def pack(text: str) -> str:
-    """Compress an ASCII ``text`` and encode it in base64."""
+    """Compress ASCII text and encode it in base64."""
     return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
 
 
 def has_formulas(texts: Iterable[str]) -> bool:
-    """Return whether a page with these texts needs KaTeX."""
+    """Return whether a page with ``texts`` needs KaTeX."""
     return any(FORMULA.search(text) for text in texts)
 
 
 def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
-    """Return the family, weight, style and base64-encoded file of each font."""
+    """Return each font's family, weight, style and base64-encoded file."""
     fonts = []
     for path in sorted((KATEX / "fonts").iterdir()):
         family, _, face = path.stem.rpartition("-")
@@ -102,7 +102,7 @@ def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
 
 
 def _read(names: Sequence[str], suffix: str) -> str:
-    """Read style sheets or scripts without indentation and comments, which makes small pages a tenth smaller."""
+    """Read style sheets or scripts and remove indentation and comments, which makes small pages a tenth smaller."""
     lines = [line.strip() for name in names for line in (ASSETS / f"{name}.{suffix}").read_text("utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 

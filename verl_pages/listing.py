@@ -12,7 +12,7 @@ HEADER = ("started", "experiment", "steps", "score", "validation pass@1", "folde
 
 
 def print_runs(folders: Sequence[Path]) -> None:
-    """Print a table of the runs in these folders, the last started first."""
+    """Print a table of the runs in ``folders``, with the most recently started run first."""
     paths = [run for folder in folders for run in runs_in(folder)]
     runs = sorted((read_run(path, str(path)) for path in paths), key=_started, reverse=True)
     rows = [HEADER, *(tuple(map(printable, _cells(run))) for run in runs)]
@@ -22,7 +22,7 @@ def print_runs(folders: Sequence[Path]) -> None:
 
 
 def _started(run: RunFolder) -> str:
-    """Return the start time in ISO format; runs of older versions come last."""
+    """Return a run's start time in ISO format, or "" for runs of older versions, which are therefore listed last."""
     return str(run.start.get("started") or "")
 
 

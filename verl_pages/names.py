@@ -7,13 +7,15 @@ RANK_NAMES = {
     "Effective Rank diff": ("ERV", "its velocity"),
     "Effective Rank diff 2": ("ERA", "its acceleration"),
 }
-"""Short and long display names of the paper's metrics, which are listed first."""
+"""Metric of the paper -> its short and long display names. The paper's metrics are shown first."""
 
 OTHERS = {
     "num_tokens": "tokens",
     "response_length": "tokens of a response",
     "logprob": "log-probability, mean",
     "entropy": "entropy, mean",
+    "state_speed": "speed of states",
+    "state_dispersion": "dispersion of states",
     "advantage_0": "advantage before shaping",
     "phi": "Phi",
     "avg_log_probs": "log-probability, mean",

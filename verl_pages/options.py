@@ -1,17 +1,17 @@
-"""Names runs, finds the options in which they differ, and groups runs that differ only in their seed."""
+"""Names runs, finds the options in which runs differ, and groups runs that differ only in their seed."""
 
 from collections.abc import Sequence
 
 from verl_pages.run_folder import RunFolder
 
 SEED_OPTIONS = ("seed", "trainer.default_local_dir", "trainer.experiment_name", "trainer.project_name")
-"""Options that may differ between runs of a seed group."""
+"""Options that may differ between the runs in a seed group."""
 
 MISSING = "–"
 
 
 def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
-    """Return the 0-based group number of each run; runs in the same group differ only in ``SEED_OPTIONS``."""
+    """Return the 0-based group number of each run. Runs in the same group differ only in ``SEED_OPTIONS``."""
     numbers: dict[object, int] = {}
     groups = []
     for place, run in enumerate(runs):
@@ -22,7 +22,7 @@ def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
 
 
 def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
-    """Name each group after its first run, without the seed."""
+    """Return a name for each group: its first run's name without the seed."""
     names = []
     for number in range(max(groups, default=-1) + 1):
         members = [run.name for run, group in zip(runs, groups, strict=True) if group == number]
@@ -32,9 +32,9 @@ def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
 
 
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
-    """Name runs after their experiments.
+    """Return a name for each run: the name of its experiment.
 
-    If names collide, add the options in which the runs differ or, failing that, the folder name.
+    If names are the same, the options in which the runs differ are added, or the folder's name if that is not enough.
     """
     experiments = [(run.option("trainer.experiment_name") or "").strip() for run in runs]
     ways = [
@@ -53,12 +53,12 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[list[str]]:
-    """Return each run's values of options that differ between runs, such as ``["optim.lr=0.001", "rollout.n=8"]``."""
+    """Return each run's values of the options in which runs differ, such as ``["optim.lr=0.001", "rollout.n=8"]``."""
     rows = [(name, values) for name, differs, values, _ in option_rows(runs) if differs]
     rows = [row for row in rows if row[0] == "seed" or row[0] not in SEED_OPTIONS]
 
     def of(place: int) -> list[str]:
-        # First what few others have, in the order of the options; the seed last.
+        # Values that few other runs have come first, in the order of the options, and the seed comes last.
         rare = sorted(rows, key=lambda row: (row[0] == "seed", row[1].count(row[1][place])))
         return [f"{'.'.join(name.split('.')[-2:])}={_short(values[place])}" for name, values in rare]
 
@@ -71,9 +71,9 @@ def _short(value: str) -> str:
 
 
 def option_rows(runs: Sequence[RunFolder]) -> list[tuple[str, int, list[str], int]]:
-    """Return each option's name, whether it differs between runs, its values, and whether a command line set it.
+    """Return each option's name, whether it differs between runs, its values, and whether it was set by a command.
 
-    There is a single value if it does not differ. Options that were set come first.
+    If an option does not differ, there is only one value. Options set by a command come first.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     given = {word.lstrip("+~").partition("=")[0] for run in runs for word in run.overrides}

@@ -1,4 +1,4 @@
-"""Builds the page for training runs, with curves, rank metrics, rank shaping, timing, options and samples."""
+"""Builds the page of training runs with curves, rank metrics, rank shaping, timing, options and samples."""
 
 import re
 import time
@@ -25,7 +25,7 @@ from verl_pages.samples import Limits, PromptSamples, pack_samples
 from verl_pages.timeline import timeline
 
 MAX_PAGE_BYTES = 24 << 20
-"""Maximum page size, enforced by omitting samples; curves and options are always kept."""
+"""Maximum page size in bytes. To fit, samples are omitted. Curves and options are always kept."""
 
 LIMITS = Limits(characters=12_000, responses=16)
 MAX_PROMPTS = 20_000
@@ -33,13 +33,13 @@ MAX_PROMPTS = 20_000
 MAX_RUNS = 32
 
 EVALUATED = "results.csv"
-"""File that marks a folder as an evaluation rather than a training run."""
+"""File whose presence marks a folder as an evaluation rather than a training run."""
 
 MAX_DIFFERENCES = 5
-"""Maximum number of differing options shown per run in the overview; all are listed under Configuration."""
+"""Maximum number of differing options shown per run in the overview. The section Configuration lists all of them."""
 
 LAST_STEPS = 10
-"""Number of final steps averaged in the overview, because single batches are noisy."""
+"""Number of final steps over which the overview averages, because single batches are noisy."""
 
 SECTIONS = {
     "learning": "Learning",
@@ -56,24 +56,24 @@ SECTIONS = {
 
 
 def write_page(folders: Sequence[Path], out: Path) -> list[str]:
-    """Write the page of the runs in ``folders`` to ``out``; return one line for each problem with the folders."""
+    """Write the page of the runs in ``folders`` to ``out``, and return a line for each problem with the folders."""
     text, troubles = make_page(folders)
     replace_text(out, text)
     return troubles
 
 
 def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple[str, list[str]]:
-    """Return the page's HTML, and one line for each problem found while reading the folders."""
+    """Return the page's HTML, and a line for each problem with the folders."""
     runs = read_runs(folders)
     text = build_page(runs, max_bytes)
     return text, [f"{run.path}/{line}" for run in runs for line in run.troubles]
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
-    """Read the runs in these folders and give them distinct names.
+    """Read the runs in ``folders`` and give them distinct names.
 
     Raises:
-        ConfigError: A folder neither is nor contains a run folder, or there are too many runs.
+        ConfigError: A folder is not a run folder and contains none, or there are too many runs.
     """
     folders = [run for folder in folders for run in runs_in(folder)]
     if len(folders) > MAX_RUNS:
@@ -91,7 +91,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return ``folder`` if it is a run folder, otherwise all run folders up to three levels below it.
+    """Return ``folder`` if it is a run folder; otherwise, return all run folders up to three levels below it.
 
     Raises:
         ConfigError: No run folder is found.
@@ -106,9 +106,9 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> str:
-    """Return the page's HTML, with everything read from the folders encoded as ASCII.
+    """Return the page's HTML. All text that was read from the folders is encoded as ASCII.
 
-    Until all runs have finished, the page reloads itself in the browser.
+    If a run is unfinished, the page reloads itself in the browser.
     """
     samples = gather_samples(runs)
     for run, rows in zip(runs, samples.shaping, strict=True):
@@ -151,7 +151,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
 
 
 def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the index of the samples, and their chunks; chunk numbers start from ``first``."""
+    """Return the index of the samples and their chunks. Chunks are numbered from ``first``."""
     figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
     packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {
@@ -175,7 +175,7 @@ def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str,
 
 
 def _limits(samples: GatheredSamples, shown: int) -> str:
-    """Return a sentence that tells the reader which samples were omitted."""
+    """Return sentences that tell the reader which samples the page omits."""
     parts = []
     if shown < len(samples.prompts) or samples.fraction < 1:
         share = samples.fraction * shown / max(1, len(samples.prompts))
@@ -191,7 +191,7 @@ def _limits(samples: GatheredSamples, shown: int) -> str:
 
 
 def _by_use(prompts: Sequence[PromptSamples]) -> list[PromptSamples]:
-    """Sort prompts by decreasing number of steps with samples, alternating validation and training prompts."""
+    """Sort prompts by descending number of steps with samples, alternating between validation and training prompts."""
 
     def use(prompt: PromptSamples) -> tuple[int, int]:
         return -len(prompt.cells), zlib.crc32(f"{prompt.split} {prompt.uid}".encode())
@@ -242,9 +242,9 @@ def _pack_panels(
 
 
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
-    """Return the overview row of a run."""
+    """Return a run's row in the overview."""
     planned = run.option("trainer.total_training_steps")
-    # Only complete runs have a summary; only runs of this version have a start.
+    # Only complete runs have a summary, and only runs of newer versions have a start.
     facts = run.start | run.summary
     versions = facts.get("versions")
     return {
@@ -268,7 +268,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
 
 
 def _shaping(run: RunFolder) -> str:
-    """Return a phrase that tells where a run applies rank shaping, or an empty string if its options are unknown."""
+    """Return a phrase that states where a run applies rank shaping, or an empty string if the options are unknown."""
     places = {"reward_manager.add_reward": "of rewards", "reward_manager.add_adv": "of advantages"}
     if not places.keys() <= run.options.keys():
         return ""
@@ -281,7 +281,7 @@ def _listed(differences: Sequence[str]) -> str:
 
 
 def overview_figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
-    """Yield the figures of a run's overview by name; validations are ``[pass@1, step]``."""
+    """Yield the names and values of the metrics in a run's overview. Validations are ``[pass@1, step]``."""
 
     def values(name: str) -> Any:
         series = run.metrics.get(name)
@@ -314,7 +314,7 @@ def overview_figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
 
 
 def _phases(run: RunFolder) -> dict[str, float]:
-    """Return the total seconds per phase over all steps."""
+    """Return the total number of seconds per phase, over all steps."""
     sums = {
         name.removeprefix("timing_s/"): float(np.nansum(series.values))
         for name, series in run.metrics.items()

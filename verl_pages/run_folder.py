@@ -1,6 +1,6 @@
-"""Reads run folders defensively, since they can be untrusted, damaged, or still being written.
+"""Reads run folders defensively, since they may be untrusted, damaged, or still being written.
 
-Unreadable content is skipped and reported with one line in ``troubles``.
+Content that cannot be read is skipped and reported by a line in ``troubles``.
 """
 
 import json
@@ -18,15 +18,15 @@ from verl.config.errors import ConfigError
 from verl.config.run_file import RUN_CONFIG, read_run_config
 
 METRICS, START, SUMMARY = "metrics.jsonl", "start.json", "summary.json"
-"""Files of a run: one JSON object per step; how, when and where it was last started; its results, written last."""
+"""Files of a run: a JSON object per step; how, when and where the run was last started; and the final results."""
 
 SAMPLES = "samples"
-"""Folder with one Parquet file of samples for each saved training step or validation."""
+"""Folder with a Parquet file of samples for each saved training step or validation."""
 
 MAX_OBJECT_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
 MAX_LINE_BYTES = 4 << 20
-"""Maximum size in bytes of one step's record in the metrics file."""
+"""Maximum size in bytes of a line of the metrics file, which is the record of a step."""
 
 MAX_NAMES = 4000
 """Maximum number of distinct metrics."""
@@ -36,13 +36,13 @@ MAX_DEPTH = 16
 """Maximum nesting depth of options."""
 
 MAX_VALUE = 400
-"""Maximum number of characters shown of an option's value."""
+"""Maximum number of characters of an option's value to show."""
 
 MAX_STEP = 10**9
 
 
 class SampleFile(NamedTuple):
-    """One file of samples. Files are sorted by step; within a step, validation follows training."""
+    """A file of samples. Files are sorted by step and, within a step, training before validation."""
 
     step: int
     split: str
@@ -59,34 +59,34 @@ class Series:
 
     steps: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
-    """Metric values, with NaN in place of non-finite ones."""
+    """Values of the metric. Non-finite values are NaN."""
 
 
 @dataclass
 class RunFolder:
-    """Content of a run folder."""
+    """Contents of a run folder."""
 
     path: Path
     name: str
-    """Run name, unique on its page."""
+    """Name of the run, which is unique on a page."""
     metrics: dict[str, Series] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
-    """Option values as JSON by dotted name, such as ``actor.optim.lr``."""
+    """Dotted name of an option, such as ``actor.optim.lr`` -> value as JSON."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """Run summary, or empty until the run is complete."""
+    """Content of ``summary.json``, or empty if the run is incomplete."""
     start: dict[str, Any] = field(default_factory=dict)
-    """How, when and where the run was last started, or empty for runs of older versions."""
+    """Content of ``start.json``, or empty for runs of older versions."""
     samples: list[SampleFile] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
     @property
     def last_step(self) -> int:
-        """Last recorded step, or 0 if there are no records."""
+        """Last recorded step, or 0 if no step was recorded."""
         return max((int(series.steps[-1]) for series in self.metrics.values()), default=0)
 
     @property
     def overrides(self) -> list[str]:
-        """Options that the command line set, as ``name=value``."""
+        """Options set on the command line, as ``name=value``."""
         words = self.start.get("overrides")
         return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
 
@@ -97,19 +97,19 @@ class RunFolder:
 
 
 def sample_files(folder: Path) -> list[SampleFile]:
-    """Return the complete sample files in ``folder`` in sorted order."""
+    """Return the complete sample files in ``folder``, sorted."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     found = [re.fullmatch(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet", name) for name in names]
     return sorted(SampleFile(int(match[2]), match[1]) for match in found if match)
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether ``folder`` contains any training run output."""
+    """Return whether ``folder`` contains any output of a training run."""
     return (folder / METRICS).is_file() or (folder / RUN_CONFIG).is_file() or bool(sample_files(folder / SAMPLES))
 
 
 def read_run(folder: Path, name: str) -> RunFolder:
-    """Read the content of a run folder, except the samples themselves."""
+    """Read the contents of a run folder, except for the samples themselves."""
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
     run.summary = _read_object(folder / SUMMARY, run.troubles)
@@ -138,7 +138,7 @@ def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and JSON value of every option in ``tree``."""
+    """Yield the dotted name and the value as JSON of every option in ``tree``."""
     for key, value in tree.items():
         name = f"{prefix}{key}"[:MAX_VALUE]
         if isinstance(value, Mapping) and value and depth < MAX_DEPTH:
@@ -148,7 +148,7 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator
 
 
 def _short_json(value: Any) -> str:
-    """Encode ``value`` as JSON, stopping after ``MAX_VALUE`` characters."""
+    """Encode ``value`` as JSON, cut to ``MAX_VALUE`` characters."""
     parts: list[str] = []
     size = 0
     try:
@@ -164,7 +164,7 @@ def _short_json(value: Any) -> str:
 
 
 def _read_object(path: Path, troubles: list[str]) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if there is no such file or it cannot be read."""
+    """Return the JSON object in a file, or an empty dict if the file is missing or cannot be read."""
     try:
         # Skip pipes, since reading them might block forever.
         if not path.is_file():
@@ -185,7 +185,7 @@ def _read_object(path: Path, troubles: list[str]) -> dict[str, Any]:
 
 
 def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
-    """Read all metrics by name. If a step was recorded more than once, use the last record."""
+    """Return all metrics by name. If a step was recorded more than once, the last record is used."""
     records: dict[int, dict[str, float]] = {}
     damaged: list[int] = []
     if not path.is_file():
@@ -211,7 +211,7 @@ def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yield the lines of a file, with None in place of lines that are too long."""
+    """Yield the lines of a file. Lines that are too long are replaced by None."""
     left = MAX_METRICS_BYTES
     is_rest = False  # inside a line that is too long
     while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
@@ -225,7 +225,7 @@ def _lines(file: Any) -> Iterator[bytes | None]:
 
 
 def _record(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """Parse the step and numeric values of one line; return None if it is damaged."""
+    """Return the step and the numeric values in a line, or None if the line is damaged."""
     try:
         values = json.loads(line)
         step = values.pop("step")
@@ -238,7 +238,7 @@ def _record(line: bytes) -> tuple[int, dict[str, float]] | None:
 
 
 def _finite_or_nan(value: float | None) -> float:
-    """Convert non-finite values, which trackers write as null, to NaN."""
+    """Convert non-finite values, which trackers record as null, to NaN."""
     try:
         number = math.nan if value is None else float(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Reads a page's samples: responses to a subset of prompts, and rank shaping statistics over all responses."""
+"""Reads a page's samples: responses to a subset of the prompts, and rank shaping statistics of all responses."""
 
 import json
 import zlib
@@ -16,16 +16,16 @@ from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
-"""Maximum in-memory size of a page's samples. If it is exceeded, the same prompts are omitted at every step."""
+"""Maximum size in memory of a page's samples. Beyond this size, the same prompts are omitted at all steps."""
 
 MAX_FILES = 500
 """Maximum number of files to read per run and split, spread evenly over the steps."""
 
 MAX_FILE_BYTES = 8 << 30
-"""Maximum in-memory size of a file to read."""
+"""Maximum size in memory of a file to read."""
 
 BATCH_ROWS = 256
-"""Number of rows of a file to hold in memory at a time."""
+"""Number of rows of a file to read at a time."""
 
 MAX_METRICS = 48
 """Maximum number of rank metric columns."""
@@ -34,7 +34,7 @@ METRIC_PREFIX = "metric/"
 """Prefix of rank metric columns."""
 
 PREFIX = "prefix/"
-"""Prefix of columns that list a rank metric for every measured prefix of a response."""
+"""Prefix of columns with lists of a rank metric, one value per measured prefix of the response."""
 
 FIGURES = (
     "score",
@@ -63,37 +63,37 @@ COLUMN_TYPES = {
     **dict.fromkeys(TEXTS, pa.large_string()),
     **dict.fromkeys(FIGURES, pa.float64()),
 }
-"""Types of the columns shown on the page, except rank metrics."""
+"""Types of the columns shown on the page, except for rank metrics."""
 
 NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
-"""Upper bounds of the classes of relative advantage changes due to rank shaping; a final class is unbounded."""
+"""Upper bounds of the classes of relative advantage changes due to rank shaping. The last class has no upper bound."""
 
 CHANGE_NAMES = ("unchanged", "up to 5%", "up to 20%", "up to 50%", "above 50%")
 
 
 @dataclass
 class GatheredSamples:
-    """Samples collected from several runs."""
+    """Samples of several runs."""
 
     prompts: list[PromptSamples] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
     """Names of the rank metrics, without the column prefix."""
     prefixes: list[str] = field(default_factory=list)
-    """Names of the rank metrics that were measured on the prefixes of at least one response."""
+    """Names of the rank metrics that were measured on prefixes of at least one response."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
-    """For each run, rows with the step and the share of responses in each class (see ``CHANGES``)."""
+    """For each run, one row per step: the step and the shares of responses in each class (see ``CHANGES``)."""
     values: list[list[tuple[int, Values]]] = field(default_factory=list)
-    """For each run, the steps with the rewards, lengths and advantages of their responses."""
+    """For each run, one pair per step: the step and the rewards, lengths and advantages of its responses."""
     fraction: float = 1.0
-    """Fraction of prompts that were read."""
+    """Fraction of the prompts that were read."""
     num_files: int = 0
     num_read: int = 0
 
 
 def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> GatheredSamples:
-    """Read the samples of ``runs``, skipping unreadable files and reporting them in the run's ``troubles``."""
+    """Read the samples of ``runs``. Files that cannot be read are skipped and reported in their run's ``troubles``."""
     gathered = GatheredSamples(shaping=[[] for _ in runs], values=[[] for _ in runs])
     chosen = [(number, run, file) for number, run in enumerate(runs) for file in _spread_files(run.samples)]
     size = sum(_raw_bytes(run.path / SAMPLES / file.name) for _, run, file in chosen)
@@ -144,14 +144,14 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
 
 
 def shaping_metrics(rows: Sequence[Sequence[Any]]) -> dict[str, Series]:
-    """Convert ``GatheredSamples.shaping`` rows to metrics such as ``samples/advantages/unchanged``."""
+    """Convert a run's rows in ``GatheredSamples.shaping`` to metrics such as ``samples/advantages/unchanged``."""
     steps, *shares = np.array(rows, dtype=np.float64).reshape(len(rows), len(CHANGE_NAMES) + 1).T
     named = zip(CHANGE_NAMES, shares, strict=True) if rows else ()
     return {f"samples/advantages/{name}": Series(steps.astype(np.int64), values) for name, values in named}
 
 
 def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
-    """Select at most ``MAX_FILES`` evenly spaced files per split, including the first and the last."""
+    """Select at most ``MAX_FILES`` evenly spaced files per split, including the first and the last file."""
     kept = set()
     for split in ("train", "val"):
         of_split = [file for file in files if file.split == split]
@@ -161,7 +161,7 @@ def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
 
 
 def _raw_bytes(path: Path) -> int:
-    """Return the in-memory size of a file's content according to its metadata, or 0 if unavailable."""
+    """Return the size in memory of a file's content according to its metadata, or 0 if the metadata cannot be read."""
     if not path.is_file():  # opening a pipe would block until there is a writer
         return 0
     try:
@@ -172,9 +172,9 @@ def _raw_bytes(path: Path) -> int:
 
 
 def shown_truth(text: str) -> str:
-    """Format a ground truth stored as JSON: strings without quotation marks and escapes, and nothing for null.
+    """Format a ground truth stored as JSON. Strings have no quotation marks and escapes, and null is an empty string.
 
-    Of a mapping with an ``answer``, such as a generated problem, only that is shown.
+    If it is a mapping with the key ``answer``, such as a generated problem, only the answer is shown.
     """
     try:
         truth = json.loads(text)
@@ -185,7 +185,7 @@ def shown_truth(text: str) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """Open a sample file, checking its size and that it has the columns in ``NEEDED``."""
+    """Open a sample file, and check its size and columns (``NEEDED``)."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
@@ -198,7 +198,7 @@ def _open(path: Path) -> pq.ParquetFile:
 
 
 def _shown(file: pq.ParquetFile) -> dict[str, pa.DataType]:
-    """Return the columns shown on the page, with the types to cast them to."""
+    """Return the columns of a file that are shown on the page, and the types to cast them to."""
     types = {}
     for name in file.schema_arrow.names:
         if name in COLUMN_TYPES:
@@ -209,7 +209,7 @@ def _shown(file: pq.ParquetFile) -> dict[str, pa.DataType]:
 
 
 def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
-    """Yield the responses to the selected prompts, reading ``BATCH_ROWS`` rows at a time."""
+    """Yield the responses to a ``fraction`` of the prompts, reading ``BATCH_ROWS`` rows at a time."""
     types = _shown(file)
     for batch in file.iter_batches(BATCH_ROWS, columns=list(types)):
         table = pa.Table.from_batches([batch]).select(list(types)).cast(pa.schema(types.items()))
@@ -219,7 +219,7 @@ def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
 
 
 def _row(values: Row) -> Row:
-    """Convert file values to a response on the page, dropping lists whose lengths do not match."""
+    """Convert a row of a file to a response on the page, and drop lists of the wrong length."""
     tokens, ends = values.get("tokens"), values.get("prefix_rows") or []
     if not tokens or None in tokens:
         tokens, ends = None, []
@@ -245,7 +245,7 @@ def _row(values: Row) -> Row:
 
 
 def spoken(said: Any) -> str:
-    """Format a conversation, or its JSON, as text with the environment's parts framed; return "" if malformed."""
+    """Format a conversation, or its JSON, as text with frames around the environment's parts; "" if malformed."""
     try:
         parts = json.loads(said) if isinstance(said, str) else said
         return "".join(
@@ -258,7 +258,7 @@ def spoken(said: Any) -> str:
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
     """Return the share of responses in each class of relative advantage change due to rank shaping (see ``CHANGES``).
 
-    The result is None if the file has no finite nonzero advantages.
+    Return None if the file has no finite nonzero advantages.
     """
     names = ["advantage_0", "advantage"]
     if not set(names) <= set(file.schema_arrow.names):

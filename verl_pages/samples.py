@@ -1,4 +1,4 @@
-"""Packs prompts and responses into a page's compressed chunks, shortening or omitting responses to fit."""
+"""Packs prompts and responses into the compressed chunks of a page. To fit, responses are shortened or omitted."""
 
 import re
 from bisect import bisect_left
@@ -10,30 +10,30 @@ from verl_pages.html import CHUNK_BYTES, ascii_json, pack
 
 MAX_PROMPT = 20_000
 MAX_LISTED = 500
-"""Maximum number of characters of a prompt in the searchable list."""
+"""Maximum number of characters per prompt in the searchable list."""
 
 USER_TURN = re.compile(
     r"(?:<\|(?:im_start|start_header_id|turn)\|?>|<start_of_turn>)user\b(?:<\|end_header_id\|>)?\s*"
     r"|<[|｜]user[|｜]>\s*|\[INST\]\s*",
     re.IGNORECASE,
 )
-"""Chat template tokens that begin a user message."""
+"""Pattern of the chat template tokens that begin a user message."""
 
 MAX_SHORT = 2_000
-"""Maximum number of characters of an answer or a ground truth."""
+"""Maximum number of characters per answer or ground truth."""
 
 ENTRY_BYTES = 600
-"""Estimated size in bytes of a prompt's list entry, excluding its verdicts."""
+"""Estimated size in bytes of a prompt's entry in the list, without its verdicts."""
 
 Row = dict[str, Any]
-"""One response: the strings ``response``, ``reason``, ``answer`` and ``extra``, the one-character ``verdict`` ("c" for
-correct), ``truncated``, metrics by name, and, if available, ``tokens``, ``token_logprobs``, ``token_entropies``,
+"""A response: the strings ``response``, ``reason``, ``answer`` and ``extra``, the one-character ``verdict`` ("c" for
+correct), ``truncated``, metrics by name and, if available, ``tokens``, ``token_logprobs``, ``token_entropies``,
 ``prefix_rows`` and ``prefixes``."""
 
 
 @dataclass
 class PromptSamples:
-    """Responses to one prompt."""
+    """A prompt and the responses to it."""
 
     split: str
     uid: int
@@ -41,10 +41,10 @@ class PromptSamples:
     source: str
     ground_truth: str
     cells: dict[tuple[int, int], list[Row]] = field(default_factory=dict)
-    """Responses in order, keyed by (run, step)."""
+    """(run, step) -> responses in order."""
 
     def texts(self) -> Iterator[str]:
-        """Yield the prompt and all responses to it."""
+        """Yield the texts of the prompt and of all responses."""
         yield self.prompt
         for rows in self.cells.values():
             yield from (row["response"] for row in rows)
@@ -55,7 +55,7 @@ class Limits:
     """Limits on the responses shown on a page."""
 
     characters: int
-    """Maximum number of characters per response; longer responses are shortened in the middle."""
+    """Maximum number of characters per response. Longer responses are cut in the middle."""
     responses: int | None
     """Maximum number of responses per prompt and step, or None for no limit."""
 
@@ -65,9 +65,9 @@ class PackedSamples:
     """Prompts and their responses, packed into compressed chunks that the page decompresses on demand."""
 
     chunks: list[str]
-    """Compressed JSON: the first chunk lists the prompts, and the others contain their responses."""
+    """Compressed JSON. The first chunk lists the prompts, and all other chunks contain prompts with their responses."""
     count: int
-    """Number of prompts that fit, starting with the first."""
+    """Number of prompts that fit, counted from the first."""
     limits: Limits
 
 
@@ -79,7 +79,7 @@ def pack_samples(
     first: int,
     room: float,
 ) -> PackedSamples:
-    """Pack ``prompts`` in order until ``room`` bytes are used; chunk numbers start from ``first``.
+    """Pack ``prompts`` in order until ``room`` bytes are used. Chunks are numbered from ``first``.
 
     ``figures`` are names of response metrics, and ``prefixes`` are names of rank metrics measured on prefixes.
     """
@@ -103,7 +103,7 @@ def pack_all(
     first: int,
     room: int,
 ) -> PackedSamples:
-    """Pack all ``prompts`` with the first of ``limits`` (loosest first) that makes them fit, or with the last one."""
+    """Pack all ``prompts`` with the loosest of ``limits`` that makes them fit, or with the tightest if none does."""
 
     def fits(choice: Limits) -> bool:
         return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)
@@ -115,7 +115,7 @@ def pack_all(
 def _chunks(
     prompts: Sequence[PromptSamples], figures: Sequence[str], prefixes: Sequence[str], limits: Limits
 ) -> Iterator[tuple[list[PromptSamples], str]]:
-    """Yield the prompts in each chunk and the chunk's JSON."""
+    """Yield each chunk's prompts and its JSON."""
     held: list[PromptSamples] = []
     parts: list[str] = []
     size = 0
@@ -129,7 +129,7 @@ def _chunks(
 
 
 def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
-    """Return a prompt's list entry; ``entryOf`` in samples.js relies on the order of the fields."""
+    """Return a prompt's entry in the list. ``entryOf`` in samples.js relies on the order of the fields."""
     cells = [
         [run, step, "".join(row["verdict"] for row in rows), sum(row["truncated"] for row in rows)]
         for (run, step), rows in sorted(prompt.cells.items())
@@ -138,12 +138,12 @@ def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
 
 
 def listed(prompt: str) -> str:
-    """Return a prompt's text for the list: its last user message, because system prompts are usually identical."""
+    """Return a prompt's text in the list: the last user message, because system prompts are usually the same."""
     return USER_TURN.split(prompt)[-1][:MAX_LISTED]
 
 
 def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """Return the JSON value of a prompt and its responses, with None for omitted responses."""
+    """Return a prompt and its responses as a JSON value. Omitted responses are None."""
     cells = []
     for _, rows in sorted(prompt.cells.items()):
         shown = _kept(rows, limits.responses)
@@ -152,7 +152,7 @@ def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[st
 
 
 def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
-    """Return the indices of up to ``number`` responses to show: the first of each verdict, then the others in order."""
+    """Return the indices of up to ``number`` responses to show: first one per verdict, then others in order."""
     first_of_verdict: dict[str, int] = {}
     for i, row in enumerate(rows):
         first_of_verdict.setdefault(row["verdict"], i)
@@ -160,7 +160,7 @@ def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
 
 
 def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """Return the JSON value of a response; ``text`` holds its beginning and, if the middle is omitted, its end."""
+    """Return a response as a JSON value. ``text`` contains its beginning and, if the middle is omitted, its end."""
     response = {
         "truncated": int(row["truncated"]),
         "reason": row["reason"][:100],
@@ -179,7 +179,7 @@ def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits:
 
 
 def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any]:
-    """Return the text of a response, with its token boundaries and per-token values."""
+    """Return a response's text with token boundaries and per-token values."""
     tokens: list[str] = row["tokens"]
     head, tail = len(tokens), len(tokens)
     total = sum(map(len, tokens))
@@ -202,7 +202,7 @@ def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any
 
 
 def _within(tokens: Sequence[str], limit: int) -> int:
-    """Return how many leading tokens fit within ``limit`` characters."""
+    """Return the number of leading tokens that fit within ``limit`` characters."""
     for number, token in enumerate(tokens):
         limit -= len(token)
         if limit < 0:
@@ -211,5 +211,5 @@ def _within(tokens: Sequence[str], limit: int) -> int:
 
 
 def _rounded(value: Any) -> float | None:
-    """Round to five significant digits; return None for non-numbers."""
+    """Round a number to five significant digits. Return None for other values."""
     return float(f"{value:.5g}") if isinstance(value, int | float) else None

@@ -1,16 +1,16 @@
 """Captures hidden states in an unmodified vLLM.
 
-This package is a vLLM general plugin. It is inactive until an engine enables it through vLLM's own pass-through
-option. Every finished completion then contains the states from which its tokens were sampled::
+This package is a vLLM general plugin. An engine enables it through vLLM's pass-through option ``additional_config``.
+Every finished completion then contains the hidden states from which its tokens were sampled::
 
     llm = LLM(model, additional_config={"hidden_states": {"layers": [-1]}})
     out = llm.generate(prompts)
     out[0].outputs[0].hidden_states  # [num_tokens, num_layers, hidden]
 
-The options are documented in :class:`vllm_patches.options.CaptureOptions`. An engine with
-``additional_config={"sampling_streams": True}`` draws tokens from the random number stream that a request names
-(:mod:`vllm_patches.sampler`). README.md lists what is supported. Outside the standard library, this package imports
-only vllm, torch, numpy, packaging and safetensors.
+The options are documented in :class:`vllm_patches.options.CaptureOptions`. With
+``additional_config={"sampling_streams": True}``, an engine draws the tokens of each request from the random number
+stream named by the request (:mod:`vllm_patches.sampler`). README.md lists the supported features. Outside the standard
+library, this package imports only vllm, torch, numpy, packaging and safetensors.
 """
 
 import functools
@@ -18,10 +18,10 @@ import functools
 
 @functools.cache
 def register() -> None:
-    """Entry point in the group ``vllm.general_plugins``, which vLLM calls at least once in every process it starts.
+    """Register the plugin. vLLM calls this entry point at least once in every process that it starts.
 
-    If this version of vLLM is unsupported or lacks something that the plugin relies on, engines that enable the plugin
-    fail at startup with the reason; nothing else is patched.
+    The entry point's group is ``vllm.general_plugins``. If this vLLM is unsupported or lacks a name that the plugin
+    needs, engines that enable the plugin fail at startup with the reason, and nothing else is patched.
     """
     # Import vLLM lazily, because the streams are also used without it.
     import vllm

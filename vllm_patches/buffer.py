@@ -1,8 +1,8 @@
-"""Buffer of hidden-state rows in the order in which the engine computed them, looked up by owner and position.
+"""Buffer of hidden-state rows, stored in the order of computation and looked up by owner and position.
 
-Each step appends its rows as one contiguous slice. This is cheap on a device, whereas alternatives such as a fresh
-clone per step or a scatter to per-request locations cost a third of the decoding speed. Row owners are recorded on the
-host. Rows are stored in segments of fixed size; a segment is freed when its last row is released.
+Each step appends its rows as one contiguous slice. Appending a slice is cheap on a device. Alternatives such as a clone
+per step or a scatter to per-request locations cost a third of the decoding speed. Row owners are recorded on the host.
+Rows are stored in segments of fixed size, and a segment is freed when its last row is released.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 SEGMENT_BYTES = 32 << 20
-"""Maximum size of one segment: small enough to be freed soon, large enough to be allocated rarely."""
+"""Maximum size of one segment. Small segments are freed sooner, and large ones are allocated less often."""
 
 NOBODY = -1
 """Owner of rows that are not needed."""
@@ -23,7 +23,7 @@ class RowBuffer:
     """Buffer of rows ``[num_layers, width]`` with their owners and positions.
 
     Device memory is allocated in segments of at most ``min(SEGMENT_BYTES, max_bytes / 4)``, and at most ``max_bytes``
-    in total; beyond that, the oldest rows move to host memory. An empty buffer holds no memory.
+    in total. When the buffer is full, the oldest rows move to host memory. An empty buffer uses no memory.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class RowBuffer:
         self._set_row_shape(num_layers, width)
 
     def append(self, layers: Sequence[Tensor], owners: np.ndarray, positions: np.ndarray) -> None:
-        """Add rows; a later row with the same owner and position replaces an earlier one.
+        """Add rows. A row replaces an earlier row with the same owner and position.
 
         Args:
-            layers: Rows of each layer, ``[num_rows, width]``. The first rows set the width, which for a few models
-                differs from the value in their config.
+            layers: Rows of each layer, ``[num_rows, width]``. The first rows determine the width, which for a few
+                models differs from the hidden size in their config.
             owners: Owner of each row, int64 ``[num_rows]``, or ``NOBODY`` for rows that are not needed.
             positions: Position of each row, integers ``[num_rows]``.
         """
@@ -56,11 +56,11 @@ class RowBuffer:
             start = stop
 
     def gather(self, owner: int, first: int, count: int) -> tuple[Tensor, np.ndarray]:
-        """Return the rows of one owner at positions ``first`` to ``first + count - 1``.
+        """Return an owner's rows at positions ``first`` to ``first + count - 1``.
 
         Returns:
             The rows ``[count, num_layers, width]`` on the device, with NaN for missing rows, and a bool mask
-            ``[count]`` of the rows that are present.
+            ``[count]`` that is true for rows that are present.
         """
         present = np.zeros(count, dtype=bool)
         pieces: list[tuple[np.ndarray, Tensor]] = []
@@ -83,7 +83,7 @@ class RowBuffer:
         return gathered, present
 
     def release(self, owner: int) -> None:
-        """Discard the rows of one owner."""
+        """Discard an owner's rows."""
         for segment in self._segments:
             segment.release(owner)
         kept = [segment for segment in self._segments[:-1] if segment.num_needed]
@@ -103,12 +103,12 @@ class RowBuffer:
 
     @property
     def device_bytes(self) -> int:
-        """Number of bytes held on the device."""
+        """Bytes of device memory used."""
         return sum(segment.nbytes for segment in self._segments if not segment.spilled)
 
     @property
     def host_bytes(self) -> int:
-        """Number of bytes held on the host for rows that did not fit on the device."""
+        """Bytes of host memory used for rows that did not fit on the device."""
         return sum(segment.nbytes for segment in self._segments if segment.spilled)
 
     def _set_row_shape(self, num_layers: int, width: int) -> None:
@@ -133,7 +133,7 @@ class RowBuffer:
 
 
 class _Segment:
-    """Fixed number of rows, filled from the front."""
+    """Storage for a fixed number of rows, filled from the front."""
 
     def __init__(self, size: int, row_shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.owners = np.full(size, NOBODY, dtype=np.int64)
@@ -167,7 +167,7 @@ class _Segment:
         """Return the indices of an owner's unreleased rows, in write order."""
         if self.room:
             return np.flatnonzero(self.owners[: self._used] == owner)
-        # A full segment does not change, so one sort serves all owners. It still includes released rows.
+        # A full segment does not change, so it is sorted once for all owners. The result still includes released rows.
         if self._sorted is None:
             order = np.argsort(self.owners, kind="stable")
             self._sorted = order, self.owners[order]
@@ -182,7 +182,7 @@ class _Segment:
         self.num_needed -= len(rows)
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """Return the rows with these indices, on the device."""
+        """Return the rows with the given indices, on the device."""
         if self._arrived is None:
             return self._rows[_index(rows, self._rows.device)]
         if not self._arrived.query():
@@ -192,7 +192,7 @@ class _Segment:
         return chosen.to(self._device, non_blocking=True)
 
     def spill(self) -> None:
-        """Move the rows to host memory; no more rows can be added."""
+        """Move the rows to host memory. No more rows can be added afterwards."""
         self.spilled = True
         if self._device.type == "cuda":
             # Copy all rows unfiltered and asynchronously: later work on the device is ordered after the copy.

@@ -1,8 +1,8 @@
-"""Assigns hidden states to requests and tokens, no matter how the scheduler batches or recomputes them.
+"""Assigns hidden states to requests and tokens, regardless of how the scheduler batches or recomputes them.
 
 A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
-sampled from the state at position P - 1 + j. A state that is recomputed, after a preemption or because another request
-continues the response (:mod:`vllm_patches.resume`), has the same position and replaces the earlier one.
+sampled from the state at position P - 1 + j. A state may be recomputed after a preemption, or because another request
+continues the response (:mod:`vllm_patches.resume`). The new state has the same position and replaces the old one.
 """
 
 import itertools
@@ -19,29 +19,29 @@ from vllm_patches.options import CaptureOptions
 STATES = "states"
 PROMPT = "prompt"
 REDUCED = "reduced."
-"""Names in a result: the states of the response, the states of the prompt, and the prefix of a reducer's columns."""
+"""Keys of a result: the states of the response, the states of the prompt, and the prefix of the reducer's columns."""
 
 GATHERED_BYTES = 256 << 20
-"""Maximum bytes of states that are copied out of the buffer, on the device, to be reduced or returned at a time; a
+"""Maximum bytes of states to copy out of the buffer at a time, on the device, to reduce or return them. The states of a
 single response may exceed it."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass of an engine over N tokens of R requests; the tokens of a request are adjacent."""
+    """One forward pass of an engine over N tokens of R requests. The tokens of a request are adjacent."""
 
     request_ids: list[str]
     """Internal vLLM ids of the R requests."""
     computed: np.ndarray
-    """Number of tokens computed before this step, i.e. the position of each request's first token in the step, [R]."""
+    """Number of tokens computed before this step, i.e. the position of a request's first token in this step, [R]."""
     scheduled: np.ndarray
     """Number of tokens of each request in this step, [R]."""
     sampled: np.ndarray
-    """Whether the token sampled from each request's last state is kept, [R] bool; false for unfinished prompts."""
+    """Whether the token sampled from a request's last state is kept, [R] bool. False for unfinished prompts."""
     last_rows: Tensor | None
     """Row of each request's last token, [R] integers on the device, or None if every request has one token (N = R)."""
     states: Sequence[Tensor]
-    """States of each captured layer, [N or more, hidden]."""
+    """States of each captured layer, [at least N, hidden]."""
 
 
 @dataclass
@@ -49,21 +49,21 @@ class _Request:
     """Request that the engine has started."""
 
     owner: int
-    """Number that identifies the request in the buffer."""
+    """Number by which the buffer identifies the request."""
     prompt_length: int
-    """Length of the prompt, without response tokens that were sampled earlier."""
+    """Length of the prompt, excluding response tokens sampled by earlier requests."""
     read: range
-    """Positions of initial tokens whose states are kept, in addition to the states from which tokens are sampled."""
+    """Positions of initial tokens whose states are kept, in addition to the states that tokens are sampled from."""
     finished: bool = False
     """Whether the engine has finished the request."""
     released: bool = False
-    """Whether the request's states are no longer needed."""
+    """Whether the request's states were taken or dropped."""
 
 
 def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
-    """Return the device memory that an engine reserves for states of responses of up to ``num_tokens`` tokens.
+    """Return the device memory in bytes to reserve for the states of responses of up to ``num_tokens`` tokens.
 
-    It covers the buffer, states copied out of it (which exist twice during gathering), and the reducer's workspace.
+    The memory includes the buffer, the states copied out of it (twice, while gathering), and the reducer's workspace.
     """
     num_layers = len(options.layers)
     gathered = 2 * max(GATHERED_BYTES, num_tokens * num_layers * width * itemsize)
@@ -71,7 +71,7 @@ def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsiz
 
 
 class HiddenStateCapture:
-    """States of all requests of one worker, from their first step until they are taken or dropped."""
+    """Hidden states of one worker's requests, from a request's first step until its states are taken or dropped."""
 
     def __init__(self, options: CaptureOptions, buffer: RowBuffer) -> None:
         self.options = options
@@ -82,10 +82,10 @@ class HiddenStateCapture:
         self._batch: tuple[list[str], np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def begin(self, request_id: str, num_tokens: int, num_resumed: int = 0) -> None:
-        """Register a request that is scheduled for the first time, or again after a preemption.
+        """Register a request that is scheduled for the first time or again after a preemption.
 
         Args:
-            num_tokens: Number of tokens with which the request starts.
+            num_tokens: Number of tokens that the request starts with.
             num_resumed: Number of these tokens, counted from the end, that belong to the response.
         """
         if request_id not in self._requests:
@@ -98,18 +98,18 @@ class HiddenStateCapture:
             self._batch = None
 
     def finish(self, request_id: str) -> None:
-        """Mark a request as finished by the engine; its states are kept until they are taken."""
+        """Mark a request as finished by the engine. The request's states are kept until they are taken or dropped."""
         request = self._requests.get(request_id)
         if request is not None:
             request.finished = True
             self._forget(request_id, request)
 
     def record(self, step: Step) -> None:
-        """Store those states of one step that may be requested later."""
+        """Store the states of one step that :meth:`take` may return later."""
         owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
-        # A request that reads nothing begins and ends at its last token: a prompt alone stores a single row.
+        # A request whose ``read`` is empty needs only the row of its last token in each step.
         reads = wanted & (firsts < stops) & (step.computed < stops) & (last_positions >= firsts)
         if reads.any():
             self._record_all(step, owners, firsts, stops, last_positions)
@@ -119,20 +119,20 @@ class HiddenStateCapture:
             self.buffer.append(rows, np.where(step.sampled, owners, NOBODY), last_positions)
 
     def take(self, requests: Iterable[tuple[str, int]]) -> list[dict[str, Tensor]]:
-        """Return the states of requests and discard them.
+        """Return the states of requests and discard them from the buffer.
 
         Args:
-            requests: Ids, each with the number of response tokens, counted from the first, whose states are wanted.
-                Asynchronous scheduling may have computed more.
+            requests: Pairs (request id, n) to get the states of a request's first n response tokens. Asynchronous
+                scheduling may have computed more.
 
         Returns:
-            For each request, depending on the options: ``states [num_tokens, num_layers, hidden]``, or its rows of the
-            reducer's columns as ``reduced.<name>``; and ``prompt [prompt_length, num_layers, hidden]``, with NaN in
+            A dictionary per request. Depending on the options, it has ``states [num_tokens, num_layers, hidden]`` or
+            the reducer's columns, ``reduced.<name>``, and ``prompt [prompt_length, num_layers, hidden]``, with NaN in
             rows that were not computed because they were in the prefix cache.
 
         Raises:
-            RuntimeError: If a state of the response is missing, which would mean that states are misaligned.
-            TypeError: If the reducer does not return columns.
+            RuntimeError: If a state of a response is missing, which means that states are misaligned.
+            TypeError: If the reducer's result is not a dictionary of columns.
         """
         waiting = list(requests)
         results: list[dict[str, Tensor]] = []
@@ -149,7 +149,7 @@ class HiddenStateCapture:
         return results
 
     def drop(self, request_id: str) -> None:
-        """Discard the states of a request, including any that the engine computes later."""
+        """Discard the states of a request, including states that the engine computes later."""
         request = self._held(request_id)
         if request is not None:
             request.released = True
@@ -158,7 +158,7 @@ class HiddenStateCapture:
             self._forget(request_id, request)
 
     def __len__(self) -> int:
-        """Count the known requests."""
+        """Return the number of known requests."""
         return len(self._requests)
 
     def clear(self) -> None:
@@ -168,7 +168,7 @@ class HiddenStateCapture:
         self.buffer.clear()
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """Count how many of the first requests fit in ``GATHERED_BYTES``, but at least one."""
+        """Return the number of leading requests whose states fit into ``GATHERED_BYTES`` together, at least 1."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -191,7 +191,7 @@ class HiddenStateCapture:
         return results
 
     def _held(self, request_id: str) -> _Request | None:
-        """Return the request if it has started and its states are still wanted."""
+        """Return the request, or None if it has not started or its states were released."""
         request = self._requests.get(request_id)
         return None if request is None or request.released else request
 
@@ -200,9 +200,9 @@ class HiddenStateCapture:
             del self._requests[request_id]
 
     def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the buffer owner of each request in a step and the bounds of ``read``, all int64 [R].
+        """Return the owner number of each request in a step and the bounds of its ``read``, all int64 [R].
 
-        The result is cached, because most steps have the same requests as the previous one.
+        The result is cached because most steps have the same requests as the previous step.
         """
         if self._batch is None or self._batch[0] != request_ids:
             requests = [self._held(request_id) for request_id in request_ids]
@@ -213,7 +213,7 @@ class HiddenStateCapture:
     def _record_all(
         self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
     ) -> None:
-        """Store the wanted rows of prompts and of sampling positions in one slice."""
+        """Store the rows of initial tokens and sampling positions that are kept, in one slice."""
         # 1. Compute owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)
@@ -242,7 +242,7 @@ class HiddenStateCapture:
         return states
 
     def _reduced(self, responses: list[Tensor]) -> list[dict[str, Tensor]]:
-        """Return the states of each response, or its rows of the reducer's columns."""
+        """Return the states of each response or, with a reducer, the response's rows of its columns."""
         if self._reducer is None:
             return [{STATES: states} for states in self._returned(responses)]
         results: list[dict[str, Tensor]] = [{} for _ in responses]
@@ -262,7 +262,7 @@ class HiddenStateCapture:
 
 
 def to_host(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the tensors in host memory, synchronizing with a GPU only once."""
+    """Copy tensors to host memory, synchronizing with a GPU only once."""
     fetched = [values.to("cpu", non_blocking=True) for values in tensors]
     if not any(values.is_cuda for values in tensors):
         return fetched
@@ -272,7 +272,7 @@ def to_host(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns; raise ``TypeError`` if one does not have one entry per response or per token."""
+    """Return the reducer's columns. Raise ``TypeError`` unless each column has one entry per response or token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

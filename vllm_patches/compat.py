@@ -1,4 +1,4 @@
-"""Checks vLLM's version and the attributes that the plugin needs, and refuses or patches engines."""
+"""Checks vLLM's version and the attributes that the plugin needs, and patches or rejects engines."""
 
 import functools
 import logging
@@ -14,11 +14,11 @@ from vllm_patches.options import KEY
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
 STREAMS = "sampling_streams"
-"""Key in vLLM's ``additional_config``; if true, the engine draws from the random streams that requests name."""
+"""Key in vLLM's ``additional_config``. If true, the engine draws tokens from the random streams that requests name."""
 
 
 def is_supported(version: str) -> bool:
-    """Return whether the plugin supports this version of vLLM, ignoring its local and pre-release parts."""
+    """Return whether the plugin supports this version of vLLM, ignoring local and pre-release suffixes."""
     try:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:
@@ -29,7 +29,7 @@ def require(owner: object, *names: str) -> None:
     """Check that an object or class of vLLM has the attributes that the plugin relies on.
 
     Raises:
-        RuntimeError: If attributes are missing; the message names them, the version and the supported range.
+        RuntimeError: If attributes are missing. The message contains them, vLLM's version and the supported range.
     """
     missing = [name for name in names if not hasattr(owner, name)]
     if missing:
@@ -41,7 +41,7 @@ def require(owner: object, *names: str) -> None:
 
 
 def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
-    """Make a method of a vLLM class call ``replacement(original method, self, ...)``."""
+    """Replace a method of a vLLM class by one that calls ``replacement(original method, self, ...)``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -52,7 +52,7 @@ def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
 
 
 def refuse(reason: str) -> None:
-    """Make engines that enable the plugin fail at startup with ``reason``; other engines are not affected."""
+    """Make engines that enable the plugin fail at startup with ``reason``. All other engines are unaffected."""
     try:
         # Import lazily, because an unsupported vLLM may not have these classes.
         from vllm.v1.engine.async_llm import AsyncLLM

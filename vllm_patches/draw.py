@@ -1,21 +1,21 @@
-"""Samples tokens by inverting the cumulative distribution, with one uniform number per token.
+"""Samples tokens by inverse transform sampling, with one uniform random number per token.
 
-Legend: B = rows, V = vocabulary size. The number of operations is independent of B; none waits for the device.
+Legend: B = rows, V = vocabulary size. The number of operations is independent of B, and none waits for the device.
 """
 
 import torch
 from torch import Tensor
 
 BLOCK = 512
-"""Number of consecutive tokens whose weights are summed in float32, with errors below 1e-6; other sums use float64."""
+"""Number of consecutive tokens whose weights are summed in float32, with errors below 1e-6. Other sums use float64."""
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw tokens [B] int64, each with probability ``weights / weights.sum()``.
 
-    A float32 cumulative sum over a whole vocabulary is inaccurate and, on a GPU, not even monotonic; in float64, it
-    takes several times the memory of the distribution. Therefore, a block is drawn first, then a token within it.
-    Tokens with weight 0 are never drawn. Rows that contain NaN yield an arbitrary token.
+    A cumulative sum over a whole vocabulary is inaccurate in float32 and, on a GPU, not even monotonic; in float64, it
+    needs several times the memory of the distribution. Therefore, a block is drawn first, and then a token in the
+    block. Tokens with weight 0 are never drawn. Rows that contain NaN yield an arbitrary token.
 
     Args:
         weights: Unnormalized probabilities, [B, V] float32, at least 0.
@@ -36,9 +36,9 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Find where each row's cumulative sum [B, N] exceeds ``uniforms`` times the total, and how far into that entry.
+    """Find the entry at which each row's cumulative sum [B, N] exceeds ``uniforms`` times the row's total.
 
-    Return the index of a positive weight and a number in [0, 1] that is uniform if ``uniforms`` is, both [B].
+    Return the index of the entry, whose weight is positive, and a number in [0, 1], uniform if ``uniforms`` is.
     """
     cumulative = weights.cumsum(dim=-1)
     # Due to rounding, the sum may differ from the total at the last positive weight, and change at a weight of 0.

@@ -1,7 +1,7 @@
-"""User-facing side of an engine, which attaches hidden states to finished outputs.
+"""Attaches hidden states to the finished outputs of an engine, in the user's process.
 
-Every request has a :class:`StateHandle`, which is passed to its final output, whether it ends at a limit, at a stop
-string or by an abort. Before that output reaches the user, the states are collected through vLLM's own
+Every request has a :class:`StateHandle`, which is passed to its final output, whether the request ends at a limit, at a
+stop string or by an abort. Before that output reaches the user, the states are collected through vLLM's own
 ``collective_rpc``. The states of an abandoned request are released when its handle is garbage-collected.
 """
 
@@ -30,14 +30,14 @@ from vllm_patches.resume import num_read, num_resumed, restore_response
 from vllm_patches.sampler import check_streams, child_params
 
 COLLECTED_AT_ONCE = 64
-"""Number of responses whose states are collected together while outputs may wait, so that reducers see batches."""
+"""Number of responses whose states are collected together while outputs are deferred, so that reducers get batches."""
 
 
 class StateHandle:
-    """Reference to the hidden states that the workers hold for one request."""
+    """Reference to a request's hidden states in the workers."""
 
     def __init__(self, request_id: str, abandoned: list[str]) -> None:
-        """Refer to a request; its id is added to ``abandoned`` if its states are never collected."""
+        """Create a handle for a request. If its states are never collected, its id is appended to ``abandoned``."""
         self.request_id = request_id
         self.num_tokens = self.num_earlier = 0
         self.collected = False
@@ -51,7 +51,7 @@ class StateHandle:
 
 
 class StateCollector:
-    """Collector that fetches the hidden states of one engine's requests and attaches them to its outputs."""
+    """Collector that fetches the hidden states of one engine's requests and attaches them to the engine's outputs."""
 
     def __init__(self, engine: Any, options: CaptureOptions) -> None:
         self.in_process = _worker_is_in_process(engine)
@@ -70,14 +70,14 @@ class StateCollector:
         self._uncollected: list[StateHandle] = []
 
     def new_handle(self, request_id: str) -> StateHandle:
-        """Return the handle of a new request."""
+        """Create the handle of a new request."""
         return StateHandle(request_id, self._abandoned)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Delay outputs within the block so that their states are collected in batches; all are attached on exit.
+        """Defer outputs inside the block to collect their states in batches, and attach all of them at its end.
 
-        Which responses are collected together depends only on the steps in which they finish, never on timing.
+        The batches depend only on the steps in which responses finish, never on timing.
         """
         self._deferring = True
         try:
@@ -89,7 +89,7 @@ class StateCollector:
             self._waiting, self._uncollected = [], []
 
     def attach(self, outputs: list[RequestOutput]) -> None:
-        """Attach states to the finished ``outputs`` now or, while deferring, at the end."""
+        """Attach states to the finished ``outputs``, either now or, while deferring, at the end of the block."""
         finished = [output for output in outputs if _handles([output])]
         if not self._deferring:
             self._collect(_handles(finished))
@@ -102,7 +102,7 @@ class StateCollector:
             del self._uncollected[:COLLECTED_AT_ONCE]
 
     async def attach_async(self, output: RequestOutput) -> None:
-        """Attach states to one output of an ``AsyncLLM`` now."""
+        """Attach states to one output of an ``AsyncLLM``."""
         handles = _handles([output])
         for start in range(0, len(handles), COLLECTED_AT_ONCE):
             some = handles[start : start + COLLECTED_AT_ONCE]
@@ -110,7 +110,7 @@ class StateCollector:
         _attach_states([output])
 
     def release_abandoned(self) -> None:
-        """Release the states of abandoned requests."""
+        """Release the states of abandoned requests on all workers."""
         if self._abandoned and self._engine() is not None:
             self._take([])
 
@@ -125,7 +125,7 @@ class StateCollector:
             self._receive(some, self._take(some))
 
     def _take(self, handles: list[StateHandle]) -> Any:
-        """Call ``take_hidden_states`` on all workers and return their replies, an awaitable with an ``AsyncLLM``."""
+        """Call ``take_hidden_states`` on all workers and return their replies (for an ``AsyncLLM``, an awaitable)."""
         engine = self._engine()
         assert engine is not None, "outputs come from an engine"
         abandoned = self._abandoned[:]
@@ -136,9 +136,9 @@ class StateCollector:
         return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
 
     def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
-        """Store the states in their handles; workers that keep no states reply with None.
+        """Store the states in their handles. Workers that keep no states reply with None.
 
-        With ``ranks="first"``, all workers of an engine may reply with None.
+        If ``ranks`` is ``first``, all workers of an engine may reply with None.
         """
         results = next((reply for reply in replies if reply is not None), None)
         if results is None:
@@ -164,7 +164,7 @@ def _handles(outputs: Iterable[RequestOutput]) -> list[StateHandle]:
 
 
 def _attach_states(outputs: Iterable[Any]) -> None:
-    """Replace the handles in ``RequestOutput`` objects with states; Any, because vLLM does not declare these fields."""
+    """Replace the handles in ``RequestOutput`` objects by states. (vLLM does not declare these fields, hence Any.)"""
     for output in outputs:
         prompts = []
         for completion in output.outputs:
@@ -177,7 +177,7 @@ def _attach_states(outputs: Iterable[Any]) -> None:
 
 
 def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
-    """Merge the prompt states of several samples, each of which computed rows that others had in the prefix cache."""
+    """Merge the prompt states of several samples. A sample lacks the rows that were in the prefix cache."""
     if not prompts:
         return None
     merged, *others = prompts
@@ -187,16 +187,16 @@ def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
 
 
 def _worker_is_in_process(engine: Any) -> bool:
-    """Return whether engine core and worker are in this process, so that tensors are passed without a copy."""
+    """Return whether engine core and worker are in this process, in which case tensors are passed without a copy."""
     client = engine.engine_core
     return isinstance(client, InprocClient) and isinstance(client.engine_core.model_executor, UniProcExecutor)
 
 
 def check_engine(config: Any) -> CaptureOptions | None:
-    """Parse the options of an engine that is about to start, or return None if it captures no hidden states.
+    """Return the options of an engine that is about to start, or None if it captures no hidden states.
 
     Raises:
-        ValueError: If an option is invalid, or states cannot be captured in this configuration.
+        ValueError: If an option is invalid or hidden states cannot be captured in this configuration.
     """
     options = CaptureOptions.parse(config.additional_config)
     if options is None:
@@ -222,10 +222,10 @@ def check_engine(config: Any) -> CaptureOptions | None:
 
 
 def check() -> None:
-    """Check that this vLLM has everything that :func:`install` patches.
+    """Check that this version of vLLM has all methods that :func:`install` patches.
 
     Raises:
-        RuntimeError: If something is missing; the message names it.
+        RuntimeError: If a class or method is missing. The message names it.
     """
     for owner, name, _ in PATCHES:
         require(owner, name)
@@ -252,7 +252,7 @@ def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -
 
 
 def _add_request(original: Callable[..., None], self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Attach a handle to every new request; relies on ``request_states`` being keyed by internal request ids."""
+    """Attach a handle to every new request. This relies on ``request_states`` being keyed by internal request ids."""
     collector = getattr(self, "state_collector", None)
     if collector is not None and getattr(request, "resumable", False):
         raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
@@ -267,7 +267,7 @@ def _add_request(original: Callable[..., None], self: Any, request: Any, *args: 
 def _new_completion_output(
     original: Callable[..., Any], self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Pass the handle to a request's final output; relies on the detokenizer counting the tokens so far."""
+    """Pass the handle to a request's final output. This relies on the detokenizer counting the tokens so far."""
     output = original(self, token_ids, finish_reason, *args, **kwargs)
     handle = getattr(self, "hidden_states_handle", None)
     if handle is not None and finish_reason is not None:
@@ -277,7 +277,7 @@ def _new_completion_output(
 
 
 def _add_output(original: Callable[..., None], self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
-    """Keep the last handle when vLLM merges outputs that accumulate while the reader is slow."""
+    """Keep the last handle when vLLM merges outputs that accumulate because the reader is slow."""
     original(self, next_output, *args, **kwargs)
     handles = {completion.index: _handle(completion) for completion in next_output.outputs}
     for completion in self.outputs:
@@ -296,7 +296,7 @@ def _step(original: Callable[..., list[Any]], self: Any) -> list[Any]:
 def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Release the states of aborted requests.
 
-    vLLM keeps the parent of several samples, and thus their outputs, if some of them finished before the abort.
+    If some of a request's samples finished before the abort, vLLM keeps their parent request and thus their outputs.
     """
     original(self, *args, **kwargs)
     collector = getattr(self, "state_collector", None)
@@ -309,7 +309,7 @@ def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwarg
 
 
 def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Delay outputs during ``_run_engine``, which must step the engine until all its requests are finished."""
+    """Defer outputs during ``_run_engine``, which must step the engine until all of its requests are finished."""
     collector = getattr(self.llm_engine, "state_collector", None)
     if collector is None:
         return original(self, *args, **kwargs)
@@ -353,4 +353,4 @@ PATCHES: list[tuple[type, str, Callable[..., Any]]] = [
     (LLM, "_run_engine", _run_engine),
     (AsyncLLM, "generate", _generate),
 ]
-"""vLLM class, method name, and replacement, which receives the original method as its first argument."""
+"""vLLM class, name of its method, and replacement, which receives the original method as its first argument."""

@@ -1,4 +1,4 @@
-"""Options in ``additional_config={"hidden_states": {...}}``, which are checked before an engine starts."""
+"""Options in ``additional_config={"hidden_states": {...}}``, checked before an engine starts."""
 
 import functools
 import importlib
@@ -19,8 +19,8 @@ RANKS = ("all", "first")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Reducer = Callable[[list[Tensor]], Any]
-"""Function from the states ``[num_tokens, num_layers, hidden]`` of finished responses to named columns, which are
-tensors with one entry per response or per token."""
+"""Function that receives the states ``[num_tokens, num_layers, hidden]`` of each of several finished responses and
+returns columns by name: tensors with one entry per response or per token."""
 
 
 @dataclass(frozen=True)
@@ -28,34 +28,34 @@ class CaptureOptions:
     """Parsed value of ``additional_config["hidden_states"]``."""
 
     layers: tuple[int, ...] = (-1,)
-    """Captured layers, in the order of the result. Layer k, counted from either end, is ``hidden_states[1:][k]`` in
-    ``transformers``: the output of decoder layer k, or for the last layer, the state after the final norm."""
+    """Layers to capture, in the order of the result. Index k, which may be negative, means ``hidden_states[1:][k]`` in
+    ``transformers``: the output of decoder layer k or, for the last layer, the state after the final norm."""
     phase: str = "decode"
     """``decode`` for the states from which response tokens were sampled, ``prefill`` for prompt states, or ``both``."""
     dtype: str = "auto"
-    """Dtype in which states are stored and returned; ``auto`` is the model's dtype."""
+    """Dtype in which states are stored and returned. ``auto`` is the model's dtype."""
     device: str = "cpu"
-    """Location of results: ``cpu``, or ``device`` for the engine's device (the engine must be in this process)."""
+    """Device of the results: ``cpu``, or ``device`` for the engine's device if the engine is in this process."""
     max_bytes: int = 1 << 30
-    """Maximum size of the device buffer in bytes per worker; further rows move to host memory."""
+    """Maximum size of each worker's device buffer in bytes. When it is full, the oldest rows move to host memory."""
     ranks: str = "all"
-    """Ranks of a tensor-parallel group that return states if an external launcher started each as a separate engine:
-    ``all``, or only the ``first``. Without such a launcher, the first rank returns the states."""
+    """Ranks of a tensor-parallel group that return states if an external launcher started each rank as a separate
+    engine: ``all``, or only the ``first``. Without an external launcher, the first rank returns the states."""
     reducer: str | None = None
-    """Import path ``module:function`` of a :data:`Reducer` that runs on the device; its result replaces the states."""
+    """Import path ``module:function`` of a :data:`Reducer` that runs on the device. The result replaces the states."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the reducer, as JSON values."""
+    """Keyword arguments of the reducer. The values are JSON values."""
     workspace: str | None = None
-    """Import path ``module:function`` of a function that returns the bytes of device memory that the reducer needs
-    besides the states. It is called with the maximum response length in tokens, the number of layers, the hidden size,
+    """Import path ``module:function`` of a function that returns how many bytes of device memory the reducer needs
+    besides the states. Its arguments are the maximum response length in tokens, the number of layers, the hidden size,
     and ``reducer_options`` as keyword arguments. The memory is reserved when vLLM sizes the KV cache."""
 
     @classmethod
     def parse(cls, additional_config: Any) -> "CaptureOptions | None":
-        """Parse vLLM's ``additional_config``; return None if it does not enable hidden states.
+        """Parse the options in vLLM's ``additional_config``, or return None if it does not enable hidden states.
 
         Raises:
-            ValueError: If an option or value is unknown; the message lists the valid ones.
+            ValueError: If an option or a value is invalid. The message states what is valid.
         """
         if not isinstance(additional_config, Mapping) or additional_config.get(KEY) is None:
             return None
@@ -90,7 +90,7 @@ class CaptureOptions:
             _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
 
     def workspace_bytes(self, num_tokens: int, num_layers: int, width: int) -> int:
-        """Return the bytes of memory that the reducer needs, or 0 if ``workspace`` is not set."""
+        """Return how many bytes of memory the reducer needs, or 0 if ``workspace`` is not set."""
         if self.workspace is None:
             return 0
         function = _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
@@ -108,7 +108,7 @@ class CaptureOptions:
         return reducer
 
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return captured layers as indices from 0 to ``num_layers - 1``; the last is the state after the final norm.
+        """Return the captured layers as nonnegative indices. ``num_layers - 1`` is the state after the final norm.
 
         Raises:
             ValueError: If the model has no such layer, or a layer is listed twice.
@@ -132,12 +132,12 @@ class CaptureOptions:
 
     @property
     def keeps_prompts(self) -> bool:
-        """Whether states of prompt tokens are kept."""
+        """Return whether states of prompt tokens are kept."""
         return self.phase in ("prefill", "both")
 
     @property
     def keeps_responses(self) -> bool:
-        """Whether to keep the hidden states from which response tokens were sampled."""
+        """Return whether to keep the hidden states from which response tokens were sampled."""
         return self.phase in ("decode", "both")
 
 
@@ -148,7 +148,7 @@ def _layers(raw: Any) -> tuple[int, ...]:
 
 
 def _load(option: str, path: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Load ``module:function`` and bind its keyword arguments; raise ``ValueError`` if it does not accept them."""
+    """Load ``module:function`` and bind its keyword arguments. Raise ``ValueError`` if it rejects them."""
     try:
         module, _, name = path.partition(":")
         loaded: Any = importlib.import_module(module)

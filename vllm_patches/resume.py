@@ -1,8 +1,8 @@
-"""Requests that resume the response of an earlier request, with the same or newer weights.
+"""Requests that continue the response of an earlier request, with the same or newer weights.
 
-The prompt of such a request consists of all tokens so far; ``SamplingParams.extra_args`` says how many of the last
-ones belong to the response. The engine recomputes them, so that all hidden states of the response come from its final
-weights, and counts them as response tokens, so that stop strings, outputs and hidden states cover all of it.
+The prompt of such a request consists of all tokens so far. ``SamplingParams.extra_args`` contains the number of tokens
+at its end that belong to the response. The engine recomputes these tokens, so all hidden states of the response come
+from the same weights, and treats them as response tokens, so stop strings, outputs and states cover the whole response.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ class CutResponse(NamedTuple):
     request_id: str
     prompt_ids: list[int]
     token_ids: list[int]
-    """All tokens so far."""
+    """All response tokens so far."""
     logprobs: Sequence[Any]
-    """vLLM's log-probabilities of the tokens sampled by the cut request, which are the last ones in ``token_ids``."""
+    """vLLM's log-probabilities of the tokens sampled by the aborted request, which are at the end of ``token_ids``."""
 
 
 def cut(engine: Any) -> list[CutResponse]:
-    """Abort every unfinished request of an engine in this process, and release their hidden states.
+    """Abort all unfinished requests of an engine in this process, and release their hidden states.
 
     Returns:
-        Their responses so far, in the order in which the requests were added.
+        The partial responses, in the order in which the requests were added.
     """
     states = engine.output_processor.request_states
     found = [
@@ -46,10 +46,10 @@ def cut(engine: Any) -> list[CutResponse]:
 
 
 def resume_args(num_tokens: int, num_read: int | None = None) -> dict[str, int]:
-    """Return ``extra_args`` for a request whose prompt ends with ``num_tokens`` tokens of the response.
+    """Return the ``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response.
 
-    ``num_read`` is the number of tokens at the end of the prompt whose hidden states are wanted. It defaults to
-    ``num_tokens`` and may be larger, to include earlier turns of a conversation.
+    ``num_read`` is the number of tokens at the end of the prompt whose hidden states are wanted. The default is
+    ``num_tokens``. A larger ``num_read`` includes earlier turns of a conversation.
     """
     return {KEY: num_tokens, READ: num_tokens if num_read is None else num_read}
 
@@ -60,14 +60,14 @@ def num_resumed(params: SamplingParams | None) -> int:
 
 
 def num_read(params: SamplingParams | None) -> int:
-    """Return the number of tokens at the end of the prompt whose hidden states are wanted."""
+    """Return the number of tokens at the end of the prompt whose hidden states are requested."""
     return 0 if params is None or params.extra_args is None else int(params.extra_args.get(READ, num_resumed(params)))
 
 
 def restore_response(state: Any, request: Any, tokenizer: Any) -> None:
-    """Restore the response so far in the front end's ``state`` of a new request.
+    """Restore the partial response in the front end's ``state`` of a new request.
 
-    Relies on the detokenizer storing the response's tokens, its text, and the part already searched for stop strings.
+    This relies on the detokenizer storing the response's tokens, its text, and how far stop strings were searched.
     """
     num = num_resumed(request.sampling_params)
     if not num:

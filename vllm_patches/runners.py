@@ -1,7 +1,7 @@
-"""Reads the step that a vLLM model runner has just computed, in one format for both runners.
+"""Reads the step that a vLLM model runner has just computed into a common format for both model runners.
 
-Both keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``; all other
-information about a step is in the batch that they prepared for it.
+Both runners keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``. All other
+information about a step is in the batch that the runner prepared for it.
 """
 
 from typing import Any
@@ -16,30 +16,30 @@ from vllm_patches.compat import require
 class LayerSelection:
     """Selection of the captured layers from the tensors that a model returns.
 
-    A model returns the state after the final norm and, if EAGLE-3 layers are set on it, a list of the inputs of these
-    layers in ascending order. The input of layer k + 1 is the output of layer k.
+    A model returns the state after the final norm. If EAGLE-3 layers are set on the model, it also returns a list of
+    the inputs of these layers in ascending order. The input of layer k + 1 is the output of layer k.
     """
 
     def __init__(self, layers: tuple[int, ...], num_layers: int) -> None:
-        """Select ``layers`` from 0 to ``num_layers - 1``; the last one is the state after the final norm."""
+        """Select ``layers``, given as nonnegative indices. ``num_layers - 1`` is the state after the final norm."""
         self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
         self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
 
     @property
     def include_last(self) -> bool:
-        """Whether the state after the final norm is captured."""
+        """Return whether the state after the final norm is captured."""
         return None in self._places
 
     def pick(self, final: Tensor, auxiliary: list[Tensor]) -> list[Tensor]:
-        """Return the captured tensors in order; ``auxiliary`` contains the inputs of layers ``self.auxiliary``."""
+        """Return the captured tensors in order. ``auxiliary`` contains the inputs of the layers ``self.auxiliary``."""
         return [final if place is None else auxiliary[place] for place in self._places]
 
 
 def check_runner(runner: Any, is_v2: bool) -> None:
-    """Check that a runner has the attributes that :func:`read_step` reads.
+    """Check that a runner has the attributes that :func:`read_step` and the capture need.
 
     Raises:
-        RuntimeError: If attributes are missing; the message names them.
+        RuntimeError: If attributes are missing. The message names them.
     """
     require(runner, "execute_model", "execute_model_state", "use_aux_hidden_state_outputs", "profile_run")
     if not is_v2:
@@ -53,9 +53,9 @@ def read_step(runner: Any, layers: LayerSelection, is_v2: bool) -> Step:
 
 
 def _read_v1(runner: Any, layers: LayerSelection) -> Step:
-    """Read ``v1/worker/gpu_model_runner.py`` and the CPU runner, which derives from it.
+    """Read the step of ``v1/worker/gpu_model_runner.py``, or of the CPU runner, which is derived from it.
 
-    Relies on ``input_batch`` and the buffers of ``_prepare_inputs`` not changing until the next step.
+    This relies on ``input_batch`` and the buffers filled by ``_prepare_inputs`` not changing before the next step.
     """
     state, batch = runner.execute_model_state, runner.input_batch
     count = batch.num_reqs
@@ -72,10 +72,10 @@ def _read_v1(runner: Any, layers: LayerSelection) -> Step:
 
 
 def _read_v2(runner: Any, layers: LayerSelection) -> Step:
-    """Read ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
+    """Read the step of ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
 
-    A sampled token is kept only if the step has computed all known tokens (``prefill_len_np``), which are the prompt
-    and, after a preemption, the response so far.
+    A sampled token is kept only if the step completes all known tokens (``prefill_len_np``): the prompt and, after a
+    preemption, the response so far.
     """
     state = runner.execute_model_state
     batch = state.input_batch

@@ -1,12 +1,12 @@
-"""Sampling from streams of random numbers, vectorized over all rows of a step.
+"""Sampling from random number streams, vectorized over all rows of a step.
 
-vLLM's own option for reproducible responses, ``SamplingParams.seed``, gives each request a generator, and its sampler
-then loops over the rows in Python. Here, one number per row, computed from the request's stream and the token's
-position in the sequence, determines the token. Given equal logits, the result does not depend on batching, chunking,
-preemption or prefix caching.
+With vLLM's own option for reproducible responses, ``SamplingParams.seed``, each request has a generator, and the
+sampler loops over the rows in Python. Here, a row's token is determined by one number, which is computed from the
+request's stream and the token's position in the sequence. Given equal logits, the result does not depend on batching,
+chunking, preemption or prefix caching.
 
-The second model runner already computes such numbers from seed and position in its sampling kernel. There, the stream
-is used as the seed, and vLLM draws; the tokens differ from the first runner's.
+The second model runner's sampling kernel already computes such numbers from seed and position. With this runner, the
+stream is used as the seed, and vLLM draws the tokens, which therefore differ from the first runner's.
 """
 
 import copy
@@ -41,7 +41,7 @@ def asks_for_streams(additional_config: Any) -> bool:
 
 
 def check_streams(config: Any) -> None:
-    """Check that an engine that enables streams can support them.
+    """Check that an engine that enables streams supports them.
 
     Raises:
         ValueError: If the engine uses speculative decoding, or the option is neither true nor false.
@@ -51,18 +51,18 @@ def check_streams(config: Any) -> None:
 
 
 def stream_of(params: SamplingParams | None) -> int | None:
-    """Return the stream that a request names, or None if it names none."""
+    """Return the stream named by a request, or None if the request has no stream."""
     stream = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if stream is None else int(stream) % 2**64
 
 
 def response_start(request: Any) -> int:
-    """Return the position of the first response token of a runner's request."""
+    """Return the position of the first response token in a runner's request."""
     return int(request.num_prompt_tokens) - num_resumed(request.sampling_params)
 
 
 def child_params(original: Callable[..., SamplingParams], self: Any, index: int) -> SamplingParams:
-    """Give each of a request's ``n`` samples its own substream; they share all other parameters."""
+    """Assign a different substream to each of a request's ``n`` samples. All other parameters are shared."""
     params = original(self, index)
     stream = stream_of(self.sampling_params)
     if stream is not None:
@@ -72,10 +72,10 @@ def child_params(original: Callable[..., SamplingParams], self: Any, index: int)
 
 
 def attach_streams(runner: Any) -> None:
-    """Make a runner draw the tokens of each request from the stream that it names, if any.
+    """Make a runner draw the tokens of each request from the request's stream, if it names one.
 
     Raises:
-        RuntimeError: If this vLLM lacks something that the plugin relies on.
+        RuntimeError: If this version of vLLM lacks an attribute that the plugin relies on.
     """
     if runner.vllm_config.use_v2_model_runner:
         _attach_v2(runner)
@@ -85,17 +85,17 @@ def attach_streams(runner: Any) -> None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Requests of a step in order; cached, because most steps have the same requests as the previous one."""
+    """Requests of a step in order, cached because most steps have the same requests as the previous step."""
 
     request_ids: list[str]
     streams: np.ndarray | None
-    """Stream of each request, 0 if it has none, [B] uint64; or None if no request has one."""
+    """Stream of each request, or 0 for requests without one, [B] uint64, or None if no request has a stream."""
     streamless: Tensor | None
-    """Mask of the requests without a stream, [B] bool on the device, or None if all have one."""
+    """Mask of the requests without a stream, [B] bool on the device, or None if all requests have a stream."""
     tables: np.ndarray | None
-    """Slot of each request's temperatures, [B] int64, or None if no request has a table."""
+    """Slot of each request's temperature table, [B] int64, or None if no request has a table."""
     starts: np.ndarray
-    """Position of each request's first response token, [B] int64; empty without ``tables``."""
+    """Position of each request's first response token, [B] int64, or empty if ``tables`` is None."""
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,20 @@ class _Step:
     uniforms: Tensor
     """Uniform numbers in [0, 1), [B] float64 on the device."""
     streamless: Tensor | None
-    """See :class:`_Rows`."""
+    """Copied from :class:`_Rows`."""
     temperatures: Tensor | None
-    """Temperatures, [B] float32 on the device, NaN for requests without a table; or None if none has one."""
+    """Temperatures, [B] float32 on the device, NaN for requests without a table, or None if no request has a table."""
 
 
 class StreamSampler:
-    """Sampler for the first model runner, ``v1/worker/gpu_model_runner.py``, and runners that derive from it.
+    """Sampler for the first model runner, ``v1/worker/gpu_model_runner.py``, and its subclasses.
 
-    Relies on ``_sample`` calling the sampler once, with one row per request of ``input_batch`` in order, and on the
-    batch describing the step whose tokens are sampled.
+    This relies on ``_sample`` calling the sampler once, with one row per request of ``input_batch`` in order.
+    ``input_batch`` must describe the step whose tokens are sampled.
     """
 
     def __init__(self, runner: Any) -> None:
-        """Wrap the runner's ``_sample`` and the last part of its sampler, which draws."""
+        """Wrap the runner's ``_sample``, and replace its sampler's steps that apply temperatures and draw tokens."""
         require(runner, "_sample", "sampler", "requests", "input_batch", "query_start_loc")
         require(runner.sampler, "topk_topp_sampler", "apply_temperature")
         require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
@@ -147,7 +147,7 @@ class StreamSampler:
         return sample_step
 
     def _read_step(self) -> _Step | None:
-        """Return the step to be sampled, or None if no request has a stream."""
+        """Return the inputs for the step to be sampled, or None if no request has a stream."""
         batch = self._runner.input_batch
         if self._rows is None or self._rows.request_ids != batch.req_ids:
             self._rows = self._read_rows(batch.req_ids)
@@ -182,7 +182,7 @@ class StreamSampler:
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
     def apply_temperature(self, logits: Tensor, temp: Tensor, all_random: bool) -> Tensor:
-        """Replace ``Sampler.apply_temperature``: divide ``logits`` [B, V] by ``temp`` [B] or by entries of a table."""
+        """Replace ``Sampler.apply_temperature``. Divide ``logits`` [B, V] by ``temp`` [B] or by the tables' entries."""
         if self._step is not None and self._step.temperatures is not None:
             table = self._step.temperatures
             temp = torch.where(table.isnan(), temp, table)
@@ -191,9 +191,9 @@ class StreamSampler:
     def forward(
         self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Replace ``TopKTopPSampler.forward``: return tokens [B] and the [B, V] values that ``logprobs_mode`` selects.
+        """Replace ``TopKTopPSampler.forward``. Return tokens [B] and the values [B, V] selected by ``logprobs_mode``.
 
-        ``logits`` [B, V] float32 lack only top-k and top-p processing; vLLM's interface allows overwriting them.
+        ``logits`` [B, V] float32 are processed except for top-k and top-p. vLLM's interface allows overwriting them.
         """
         step, mode = self._step, self._logprobs_mode
         if step is None:
@@ -221,7 +221,7 @@ class StreamSampler:
 
 
 def _attach_v2(runner: Any) -> None:
-    """Patch ``v1/worker/gpu/model_runner.py``, which draws based on ``sampling_states.seeds`` and position."""
+    """Patch ``v1/worker/gpu/model_runner.py``, which draws tokens based on ``sampling_states.seeds`` and positions."""
     sampler = getattr(runner, "sampler", None)
     if sampler is None:
         return  # another rank of the pipeline samples

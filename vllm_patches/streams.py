@@ -1,7 +1,7 @@
-"""Counter-based random number streams for requests, in which any number can be computed directly.
+"""Counter-based random number streams for requests. Any number in a stream can be computed directly.
 
-A stream is identified by an integer. The number at a position depends only on the stream and the position, not on the
-device, on other computations or on their order. Requires only NumPy.
+A stream is identified by an integer. The number at a position depends only on the stream and the position, and not on
+the device, other computations or their order. This module requires only NumPy.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY = "stream"
-"""Key in ``SamplingParams.extra_args`` of a request's stream, an integer."""
+"""Key of a request's stream, an integer, in ``SamplingParams.extra_args``."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -18,7 +18,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def substream(stream: int, number: int) -> int:
-    """Return the 64-bit id of substream ``number`` of ``stream``, e.g. for a response to a prompt.
+    """Return the 64-bit id of substream ``number`` of ``stream``, e.g. for one of the responses to a prompt.
 
     For a given ``stream``, numbers that differ modulo 2^64 have different ids.
     """
@@ -27,7 +27,7 @@ def substream(stream: int, number: int) -> int:
 
 
 def uniforms(streams: Any, positions: Any) -> NDArray[np.float64]:
-    """Return uniform numbers in [0, 1) with 53 random bits for broadcastable arrays of streams and positions."""
+    """Return uniform numbers in [0, 1) with 53 random bits, given broadcastable arrays of streams and positions."""
     bits = _derive(np.asarray(streams, dtype=np.uint64), np.asarray(positions).astype(np.uint64))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -38,7 +38,7 @@ def _derive(stream: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray[n
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the SplitMix64 finalizer (Steele et al. 2014), a bijection in which each bit depends on all bits."""
+    """Apply the SplitMix64 finalizer (Steele et al. 2014), a bijection whose output bits depend on all input bits."""
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     return z ^ (z >> np.uint64(31))

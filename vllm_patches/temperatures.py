@@ -2,7 +2,7 @@
 
 A request provides a table of temperatures in ``SamplingParams.extra_args``: entry t applies to token t of its response,
 and the last entry to all later tokens. The index is derived from the position in the sequence, so that chunking,
-preemption and batching make no difference.
+preemption and batching do not affect it.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY = "temperatures"
-"""Key in ``SamplingParams.extra_args`` of a request's table, a float32 array [T] of numbers above 0."""
+"""Key of a request's table in ``SamplingParams.extra_args``. The table is a float32 array [T] of numbers above 0."""
 
 
 def table_of(params: Any) -> NDArray[np.float32] | None:
-    """Return the table of a request, or None if it has a single temperature."""
+    """Return a request's table, or None if the request has a single temperature."""
     table = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if table is None else np.asarray(table, dtype=np.float32)
 
 
 class TemperatureTables:
-    """Tables of the running requests, stacked in one array; each table is copied only once, when its request is new."""
+    """Tables of the running requests, stacked in one array. Each table is copied only once, when its request is new."""
 
     def __init__(self) -> None:
         self._entries = np.ones((0, 1), dtype=np.float32)
         self._slots: dict[str, int] = {}
 
     def slots(self, request_ids: Sequence[str], tables: Sequence[NDArray[np.float32] | None]) -> NDArray[np.int64]:
-        """Return the slot of each request's table, [B], or -1 for requests without one; discard all other tables."""
+        """Return the slot of each request's table, [B], or -1 if a request has no table. Discard all other tables."""
         by_name = {name: table for name, table in zip(request_ids, tables, strict=True) if table is not None}
         self._slots = {name: slot for name, slot in self._slots.items() if name in by_name}
         new = [name for name in by_name if name not in self._slots]
@@ -44,12 +44,12 @@ class TemperatureTables:
         return np.array([self._slots.get(name, -1) for name in request_ids], dtype=np.int64)
 
     def at(self, slots: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each row's temperature at index ``places`` [B] of its response, [B]; NaN for slot -1."""
+        """Return each row's temperature, [B], at token ``places`` [B] of its response, or NaN for slot -1."""
         values = self._entries[slots, np.clip(places, 0, self._entries.shape[1] - 1)]
         return np.where(slots < 0, np.float32(np.nan), values)
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Enlarge the array; tables keep their slots and repeat their last entry."""
+        """Enlarge the array. Tables keep their slots and are extended with their last entry."""
         have = self._entries.shape
         if rows > have[0] or columns > have[1]:
             grown = np.ones((max(2 * rows, have[0]), max(columns, have[1])), dtype=np.float32)

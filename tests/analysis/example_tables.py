@@ -61,7 +61,8 @@ def tables(config: AnalysisConfig) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataF
             for j, one in enumerate(rows):
                 varied = {"Effective Rank": 20.0 + prompt * (1 + j), "avg_log_probs": -0.1 * (prompt + 1) + step}
                 responses.append(place | {"rollout_id": j} | one | varied)
-                course = {"tokens": [8, 16, 20], "Effective Rank": [3.0, 5.0 + j, 6.0], "entropy": [0.1, 0.2, 0.3]}
+                course = {"tokens": [9, 17, 20], "Effective Rank": [3.0, 5.0 + j, 6.0], "entropy": [0.1, 0.2, 0.3]}
+                course |= {"state_speed": [1.0, 1.0, 1.0 + j], "state_dispersion": [2.0, 2.0, 2.0]}
                 at = {name: place[name] for name in ("run", "step", "benchmark", "temperature", "prompt_id")}
                 at |= {"rollout_id": j, "correctness": one["correctness"]}
                 courses.append(pd.DataFrame(at | course))

@@ -52,7 +52,9 @@ def test_the_page_in_a_browser(chromium, tmp_path: Path):
 
 @pytest.mark.slow
 def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    config = analysis_config(*PAIRS, "analysis.draws=20", "trainer.logger=[console,tensorboard]")
+    config = analysis_config(
+        *PAIRS, "calculator.diff_stride=8", "analysis.draws=20", "trainer.logger=[console,tensorboard]"
+    )
     responses, prompts, courses, _ = tables(config)
     responses = responses.assign(**{"Effective Rank diff 2": [0.0] * 12 + [1.0] * 36})
     (tmp_path / "figures").mkdir()
@@ -64,7 +66,8 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     expected = {
         *"index.html analysis.xlsx config.yaml start.json metrics.jsonl summary.json tensorboard figures".split()
     }
-    assert files == expected | {f"{name}.parquet" for name in ("responses", "prompts", "courses", "correlations")}
+    tables_written = ("responses", "prompts", "courses", "correlations", "early")
+    assert files == expected | {f"{name}.parquet" for name in tables_written}
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["figures"]) == ["a<b@0", "a<b@5"] and summary["failed"] == ["a@9: gone"]
     first = summary["figures"]["a<b@0"]["sums"]
@@ -75,8 +78,8 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert [line["step"] for line in logged] == [0, 5]
     assert logged[0]["a<b/sums/Effective Rank"] == first["Effective Rank"]
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["analysis"]["draws"] == 20
-    one = [f"{kind}_a%3Cb@{{}}_sums_T1" for kind in ("scatter_responses", "scatter_prompts", "correctness", "along")]
-    one.append("layers_a%3Cb@{}_sums_T1")
+    kinds = ("scatter_responses", "scatter_prompts", "correctness", "along", "early", "layers")
+    one = [f"{kind}_a%3Cb@{{}}_sums_T1" for kind in kinds]
     names = [*(name.format(step) for step in (0, 5) for name in one), "checkpoints"]
     figures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert figures == {f"{name}.{end}" for name in names for end in ("svg", "png")}
@@ -85,8 +88,12 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     scatter = (tmp_path / "figures" / f"{names[0]}.svg").read_text()
     assert f"r = {row['pearson']:.2f} {interval}" in scatter
     assert "ER  (exploration)" in scatter and "correct responses" in scatter
+    # Responses are equal up to 8 tokens; after 16 the wrong ones have the higher rank.
+    early = pd.read_parquet(tmp_path / "early.parquet").query("step == 5 and metric == 'Effective Rank'")
+    assert early[early["by"] == "position"].set_index("at")["within"].to_dict() == {8: 0.5, 16: 0.0}
+    assert "pairs within a prompt, by position" in (tmp_path / "figures" / f"{one[4].format(5)}.svg").read_text()
     page = (tmp_path / "index.html").read_text()
-    assert page.count("<img ") == 11 and "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert page.count("<img ") == 13 and "<script" not in page and "http" not in page.replace("http-equiv", "")
     assert "a&lt;b@0 on sums" in page and "a<b" not in page and f"{row['pearson']:.2f}<br>{interval}" in page
     assert "25% of the responses have fewer than three prefixes" in page
     assert "warning: 25% of the responses have fewer than three prefixes" in " ".join(capsys.readouterr().out.split())

@@ -54,14 +54,14 @@ def machines(shared: Path, tmp_path: Path) -> Machines:
 
 
 @pytest.fixture
-def two_machines(machines: Machines) -> Callable[[Training], AbstractContextManager[tuple[Machine, Machine, Process]]]:
+def two_machines(machines: Machines) -> Callable[..., AbstractContextManager[tuple[Machine, Machine, Process]]]:
 
     @contextmanager
-    def start(run: Training) -> Iterator[tuple[Machine, Machine, Process]]:
+    def start(run: Training, **variables: str) -> Iterator[tuple[Machine, Machine, Process]]:
         with machines(2) as (one, two):
             ray_head(one)
             ray_join(two, one)
-            yield one, two, run.start(one, one)
+            yield one, two, run.start(one, one, **variables)
 
     return start
 
@@ -97,7 +97,8 @@ def undisturbed(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 def test_a_machine_that_dies_and_comes_back(two_machines, training):
     run = training("trainer.total_training_steps=4", "trainer.save_freq=2")
-    with two_machines(run) as (one, two, process):
+    # Users have several threads a worker.
+    with two_machines(run, OMP_NUM_THREADS="2") as (one, two, process):
         wait_until(lambda: len(run.records()) == 3, process)
         before = run.records()
         two.kill()
@@ -106,7 +107,7 @@ def test_a_machine_that_dies_and_comes_back(two_machines, training):
         ray_join(two, one)
         assert process.wait() == 0, process.text
         assert f"resuming from {run.folder}/global_step_2" in process.text
-        # Step 3 was done twice.
+        # Step 3 was done twice, with the same numbers.
         assert run.records()[:3] == before and len(run.records()) == 4
         # A machine that is busy with other tests may answer so late that the run starts over once more.
         assert int((run.folder / ".attempt").read_text()) >= 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rank.stacks import StackedResponses, mean_state_distances
+from verl.rank.stacks import StackedResponses, mean_state_distances, state_motion
 
 SPECTRAL = [0, 1, 2, 4]
 
@@ -80,3 +80,24 @@ def test_distances_of_mean_states_by_hand():
     assert found == pytest.approx(expected)
     single = mean_state_distances(torch.tensor([[3.0, 4.0]]))
     assert math.isnan(single["pairwise_cosine_sim"]) and single["dist_to_center"] == 0
+
+
+def test_motion_of_prefixes_matches_float64_loops():
+    # An offset of 1e4, as of massive activations, and one state far from the others.
+    states = random_states(9, layers=1, offset=1e4)[0][:, 0]
+    states[0] += 1e3
+    found = state_motion(states)
+    for k in range(1, 10):
+        rows = [row.double() for row in states[:k]]
+        steps = [float((rows[i] - rows[i - 1]).norm()) for i in range(1, k)]
+        centre = sum(rows) / k
+        squares = [float((row - centre).square().sum()) for row in rows]
+        assert float(found["state_speed"][k - 1]) == pytest.approx(sum(steps) / (k - 1) if steps else 0.0, rel=1e-12)
+        assert float(found["state_dispersion"][k - 1]) == pytest.approx(math.sqrt(sum(squares) / k), rel=1e-9)
+
+
+def test_motion_by_hand():
+    # Two steps of 5. The mean of two states is 2.5 from both; that of three is (3, 4), which is 5, 0 and 5 away.
+    found = state_motion(torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]).bfloat16())
+    assert found["state_speed"].tolist() == [0.0, 5.0, 5.0]
+    assert found["state_dispersion"].tolist() == pytest.approx([0.0, 2.5, math.sqrt(50 / 3)])

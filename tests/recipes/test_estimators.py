@@ -38,7 +38,7 @@ def test_forward_correction_of_a_noisy_verifier():
         forward(batch_of([1]), 1.0)
 
 
-def test_rewards_are_normalised_one_by_one(refused):
+def test_rewards_are_normalised_one_by_one(refused, monkeypatch):
     rng = torch.Generator().manual_seed(0)
     rewards = torch.randn(12, 2, generator=rng, dtype=torch.float64)
     extras = [{"right": r, "short": s, "length": 7.0} for r, s in rewards.tolist()]
@@ -61,12 +61,17 @@ def test_rewards_are_normalised_one_by_one(refused):
     torch.testing.assert_close(found, torch.tensor([expected(i) for i in range(12)], dtype=torch.float64))
     order = torch.randperm(12, generator=rng)
     torch.testing.assert_close(gdpo(batch[order], weights), found[order])
-    with refused("...weights={'style': 1.0}: no response has such rewards; add ... name some of length, right, short"):
-        gdpo(batch, {"style": 1.0})
+    line = (
+        "...weights={'right': 1.0, 'stlye': 1.0}: no function or response has the reward stlye; add ... name some of "
+    )
+    with refused(f"{line}length, right, short"):
+        gdpo(batch, {"right": 1.0, "stlye": 1.0})
     with refused("algorithm.adv_estimator_kwargs.weights: name rewards with their weights, ..."):
         gdpo(batch, {})
     # A reward that a batch lacks, or that one response of a group has, is no signal.
+    monkeypatch.setattr("verl.recipes.gdpo.CUSTOM_FUNCTIONS", {"rare": "a.py:right+b.py:style"})
     torch.testing.assert_close(gdpo(batch, weights | {"style": 1.0}), found)
+    assert gdpo(batch, {"style": 1.0}).tolist() == [0.0] * 12
     extras[0]["once"] = 50.0
     torch.testing.assert_close(gdpo(batch_of([1] * 12, uids=uids, extras=extras), weights | {"once": 1.0}), found)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.kit import scoring, user_code
 from verl.config.rewards import summands
-from verl.rewards.custom import custom_verdict, further_parameters, is_async, load_function
+from verl.rewards.custom import check_function, custom_verdict, further_parameters, is_async
 from verl.rewards.pool import VerifierPool
 from verl.rewards.services import question_key
 
@@ -91,7 +91,8 @@ half = functools.partial(score)
 
 
 def test_function_must_apply_to_every_response(file: str, refused):
-    with refused("...NoFunctionApplies: None from all of style, never; one of them must apply to every response..."):
+    line = "reward_score.custom_functions of data_source='mine' returned None from all of style, never; one of them ..."
+    with refused(line):
         custom_verdict(f"{file}:style+{file}:never", "mine", "?", "42", {})
 
 
@@ -105,12 +106,14 @@ def test_pool_adds_coroutines_and_functions(file: str):
     assert [verdict.extras["right"] for verdict in verdicts] == [1.0, 0.0]
 
 
-def test_answers_are_forgotten_when_any_function_changes(tmp_path: Path):
+def test_answers_are_forgotten_when_their_function_changes(tmp_path: Path):
     files = [user_code(tmp_path, FUNCTIONS, name) for name in ("a.py", "b.py")]
-    question = (f"{files[0]}:right+{files[1]}:short", "mine", "7", "7", {})
+    question = (f"{files[0]}:waits", "mine", "7", "7", {}, True)
     before = question_key(question)
-    assert question_key(question) == before
+    # Each function of a sum has its answers, which another one's file does not change.
     Path(files[1]).write_text(f"{FUNCTIONS}# changed")
+    assert question_key(question) == before
+    Path(files[0]).write_text(f"{FUNCTIONS}# changed")
     assert question_key(question) != before
 
 
@@ -122,4 +125,41 @@ def test_malformed_sum_is_refused(refused, path: str):
 
 def test_absent_function_of_a_sum_is_named(file: str, refused):
     with refused("reward_score.custom_functions='TMP/mine.py:nothing': ..."):
-        load_function(f"{file}:right+{file}:nothing")
+        check_function(f"{file}:right+{file}:nothing", {})
+
+
+def test_missing_column_names_the_function_of_a_sum(tmp_path: Path, refused):
+    file = user_code(
+        tmp_path, "def f(solution_str, **_):\n    return 1\n\ndef g(solution_str, level, **_):\n    return 1\n"
+    )
+    line = "reward_score.custom_functions: TMP/mine.py:g on data_source='mine' takes level, but besides ... (...line 4)"
+    with refused(line):
+        custom_verdict(f"{file}:f+{file}:g", "mine", "1", "1", {})
+
+
+@pytest.mark.slow
+def test_function_beside_a_coroutine_has_its_own_process(tmp_path: Path):
+    """One that hangs is killed, holds up no coroutine, and costs its response alone; a verifier keeps its mode."""
+    source = """
+import asyncio, os, time
+
+def hangs(solution_str, **_):
+    if solution_str == "hang":
+        time.sleep(600)
+    return {"score": 0.5, "pid": os.getpid()}
+
+async def waits(solution_str, **_):
+    return {"score": 0.25, "loop": os.getpid()}
+"""
+    file = user_code(tmp_path, source)
+    both, path = f"{file}:hangs+{file}:waits", "verl.rewards.registry:verifier"
+    functions = [f"mine={both}", f"math={path}+2*{file}:waits", f"other={path}+{file}:waits"]
+    config = scoring(mode="independent", custom_functions=functions, num_workers=1, timeout_s=5.0)
+    sources = ["mine", "mine", "math", "math", "math", "other"]
+    texts = ["7", "hang", "It is 7", r"\boxed{7}", "hang", "7"]
+    with VerifierPool(config) as pool:
+        found = pool.score_batch(sources, texts, ["7"] * 6)
+    assert [verdict.score for verdict in found] == [0.75, 0.0, 0.5 + 0.5, 1.0 + 0.5, -1.0 + 0.5, 0.25]
+    assert [verdict.reason for verdict in found][:5] == ["custom", "timeout", "exact", "exact", "missing"]
+    assert found[0].extras["pid"] != found[0].extras["loop"] and found[3].extras["verifier"] == 1.0
+    assert found[3].answer == "7" and found[5].extras == {"waits": 0.25} | found[5].extras

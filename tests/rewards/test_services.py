@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,6 +21,7 @@ from verl.config.rewards import AsyncFunctionsConfig
 from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import ANSWERS, VerifierPool
 from verl.rewards.registry import compute_score, use_custom_functions
+from verl.rewards.services import _Answers
 from verl.verifiers.verdict import Verdict
 
 SOURCE = """
@@ -165,6 +168,23 @@ def test_unusable_cache_is_named(service: Service, tmp_path: Path, refused):
             TMP=tmp_path,
         ):
             ask(pool, "good")
+
+
+def test_damaged_cache_keeps_its_readable_answers(tmp_path: Path):
+    """Of a file that is cut in the middle of a record, what can be read is not asked for again."""
+    file = tmp_path / ANSWERS
+    verdicts = {f"{i:03d}" * 10: Verdict(True, False, "custom", score=float(i)) for i in range(99)}
+    with closing(_Answers(file)) as answers:
+        for key, verdict in verdicts.items():
+            answers.keep(key, verdict)
+    os.truncate(file, file.stat().st_size // 2 - 100)
+    with closing(_Answers(file)) as answers:
+        found = {key: answers.find(key) for key in verdicts}
+        missing = [key for key, verdict in found.items() if verdict is None]
+        assert 0 < len(missing) < 90 and all(found[key] in (None, verdict) for key, verdict in verdicts.items())
+        answers.keep(missing[0], verdicts[missing[0]])
+        assert answers.find(missing[0]) == verdicts[missing[0]]
+    assert file.with_suffix(".damaged").exists()
 
 
 SCRIPT = """

@@ -89,6 +89,12 @@ def test_measures_match_slow_formulas(workers: WorkerGroup, tiny_model: Path, tm
                 assert course.values["Effective Rank"] == pytest.approx(along, rel=1e-3)
                 pieces = [np.mean(logprobs[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
                 assert course.values["logprob"] == pytest.approx(pieces, abs=1e-4)
+                prefixes = [states[1][:end] for end in ends]
+                steps = [np.linalg.norm(np.diff(rows, axis=0), axis=1) for rows in prefixes]
+                speeds = [norms.mean() if len(norms) else 0.0 for norms in steps]
+                assert course.values["state_speed"] == pytest.approx(speeds, rel=1e-4)
+                spreads = [np.sqrt(((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean()) for rows in prefixes]
+                assert course.values["state_dispersion"] == pytest.approx(spreads, rel=1e-4)
             stacked = [np.concatenate([states[place] for *_, states in read]) for place in range(2)]
             assert found.stack["Effective Rank"] == pytest.approx([effective_rank(s) for s in stacked], rel=1e-3)
             changes = [velocity_and_acceleration(rows) for rows in stacked]

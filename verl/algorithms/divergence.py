@@ -1,6 +1,6 @@
-"""Divergences of a student's distribution p from a teacher's q, for distillation.
+"""Divergences between a student's distribution p and a teacher's distribution q, for distillation.
 
-Legend: [..., E] events, which are the tokens of a vocabulary, or k of them and the tail (:func:`top_k_events`).
+Legend: E events, which are either all tokens of the vocabulary, or k tokens and the tail (:func:`top_k_events`).
 """
 
 from collections.abc import Callable
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 Terms = tuple[Tensor, Tensor]
-"""The terms of a divergence, whose sum over events is its value in nats, and the weights w of its gradient, [..., E]
-each: the gradient with respect to the student's parameters is the sum over events of w grad log p."""
+"""Terms of a divergence and weights w of its gradient, [..., E] each. Summed over events, the terms are the divergence
+in nats, and w grad log p is its gradient with respect to the student's parameters."""
 
 
 def reverse_kl(student: Tensor, teacher: Tensor, beta: float) -> Terms:
-    """Return the terms of KL(p || q), the sum of p (log p - log q), which is low where the student stays within q."""
+    """Return the terms of KL(p || q), the sum of p (log p - log q), which is low if q covers all of p."""
     terms = student.exp() * (student - teacher)
     return terms, terms
 
 
 def forward_kl(student: Tensor, teacher: Tensor, beta: float) -> Terms:
-    """Return the terms of KL(q || p), the sum of q (log q - log p), which is low where the student covers all of q."""
+    """Return the terms of KL(q || p), the sum of q (log q - log p), which is low if p covers all of q."""
     q = teacher.exp()
     return q * (teacher - student), student.exp() - q
 
@@ -28,12 +28,12 @@ def forward_kl(student: Tensor, teacher: Tensor, beta: float) -> Terms:
 def jensen_shannon(student: Tensor, teacher: Tensor, beta: float) -> Terms:
     """Return the terms of the generalised Jensen-Shannon divergence (Agarwal et al. 2024, arXiv 2306.13649).
 
-    With m = beta q + (1 - beta) p, it is beta KL(q || m) + (1 - beta) KL(p || m), where 0 < beta < 1. Divided by beta,
-    it tends to the forward KL divergence as beta tends to 0; divided by 1 - beta, to the reverse one as it tends to 1.
+    With m = beta q + (1 - beta) p and 0 < beta < 1, the divergence is beta KL(q || m) + (1 - beta) KL(p || m). Divided
+    by beta, it converges to the forward KL for beta -> 0; divided by 1 - beta, to the reverse KL for beta -> 1.
     """
     x = student - teacher
     shrunk, below = torch.expm1(-x.abs()), x <= 0
-    # log m - log q is log(beta + (1 - beta) exp(x)), and x less for p; neither form may overflow, or round at x = 0.
+    # log m - log q is log(beta + (1 - beta) exp(x)), and log m - log p is x less. Neither overflows or rounds at x = 0.
     rises = torch.where(below, torch.log1p((1 - beta) * shrunk), x + torch.log1p(beta * shrunk))
     falls = torch.where(below, rises - x, torch.log1p(beta * shrunk))
     of_student = -(1 - beta) * student.exp() * falls
@@ -45,20 +45,20 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor, float], Terms]] = {
     "forward_kl": forward_kl,
     "jsd": jensen_shannon,
 }
-"""Name in the configuration -> function."""
+"""Name in the configuration -> divergence function."""
 
 
 def divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """Return the divergence of each position in nats, [...], differentiable in ``student``.
+    """Return the divergence at each position in nats, [...], differentiable in ``student``.
 
-    The weights of the gradient, not the formula, are differentiated, because sum over events of p grad log p is 0 only
-    up to rounding: so a student that equals its teacher has a divergence and a gradient of exactly 0.
+    The gradient uses the weights instead of differentiating the formula, because the sum of p grad log p over events is
+    0 only up to rounding. If student and teacher are equal, the divergence and its gradient are exactly 0.
 
     Args:
         name: Key of ``DIVERGENCES``.
         student: Log-probabilities log p of all events, [..., E], whose probabilities sum to 1.
         teacher: Log-probabilities log q of the same events, [..., E], without a gradient.
-        beta: Weight of the teacher in ``jsd``.
+        beta: Weight of the teacher in the mixture of ``jsd``.
     """
     terms, weights = DIVERGENCES[name](student.detach(), teacher, beta)
     carrier = (weights * student).sum(dim=-1)
@@ -69,8 +69,8 @@ def divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tens
 def top_k_events(student: Tensor, teacher: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return both models' log-probabilities of the teacher's top k tokens and of the tail, [..., k + 1] each.
 
-    All other tokens together are one event, so that the probabilities sum to 1 and are not renormalised. By the data
-    processing inequality, no divergence of these events exceeds that of the whole vocabulary.
+    The tail combines all other tokens, so the probabilities sum to 1 without renormalisation. By the data processing
+    inequality, a divergence over these events never exceeds the divergence over the whole vocabulary.
 
     Args:
         student, teacher: Log-probabilities of all tokens, [..., V].

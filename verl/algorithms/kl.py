@@ -1,7 +1,7 @@
 """Estimates KL(policy || reference) per token, penalises it in the rewards, and controls the penalty's coefficient.
 
-The estimators follow Schulman 2020, "Approximating KL divergence", under veRL's names. They take ``logprobs [B, R]``
-and ``ref_logprobs [B, R]`` in nats, return ``[B, R]``, and are differentiable in ``logprobs``.
+The estimators follow Schulman 2020, "Approximating KL divergence", with veRL's names. Estimators map ``logprobs [B,
+R]`` and ``ref_logprobs [B, R]`` in nats to ``[B, R]`` and are differentiable in ``logprobs``.
 
 In a loss, the gradient of an estimator matters rather than its value. On policy, with x = log p - log p_ref, the
 gradient of the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1
@@ -9,7 +9,7 @@ is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, 
 small x. The mean gradient of ``abs`` equals the gradient of the sum of |p - p_ref| over the vocabulary. The suffix
 ``+`` combines the value of an estimator with the gradient of k2 (straight-through).
 
-Penalty and controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
+The penalty and the controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
 1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference); coef may be adapted to a target KL.
 """
 
@@ -24,8 +24,8 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios in ``low_var_kl`` and :func:`kl_loss` are clamped to [-20, 20], so that exp stays finite."""
 
 MAX_LOW_VAR_KL = 10.0
-"""Upper bound of ``low_var_kl``, as in veRL. It keeps outliers (tokens about 13 times as likely under the reference)
-from dominating a batch. Beyond the bound, the gradient is 0."""
+"""Upper bound of ``low_var_kl``, as in veRL. The bound keeps outliers (tokens about 13 times as likely under the
+reference) from dominating a batch. Beyond the bound, the gradient is 0."""
 
 ERROR_LIMIT = 0.2
 """The adaptive controller clips its proportional error to [-0.2, 0.2]."""
@@ -49,7 +49,7 @@ def mse_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def low_var_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Compute k3, exp(x) - x - 1 with x = log p_ref - log p, which has low variance and is never negative.
 
-    It is unbiased, except where x is clamped to +-``MAX_LOG_RATIO`` or the result to ``MAX_LOW_VAR_KL``.
+    The estimate is unbiased, except where x is clamped to +-``MAX_LOG_RATIO`` or the result to ``MAX_LOW_VAR_KL``.
     """
     x = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (x.expm1() - x).clamp(max=MAX_LOW_VAR_KL)
@@ -107,15 +107,15 @@ def kl_loss(
 
 
 class KLController:
-    """The coefficient of the KL penalty, in units of reward per nat.
+    """Coefficient of the KL penalty, in units of reward per nat.
 
-    A ``fixed`` coefficient is constant. An ``adaptive`` one steers the KL towards the target through the update coef <-
-    coef (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is the gain
-    K of the paper.
+    A ``fixed`` coefficient is constant. An ``adaptive`` coefficient steers the KL towards the target with the update
+    coef <- coef (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is
+    the gain K of the paper.
     """
 
     def __init__(self, kind: str, coef: float, target: float, horizon: float) -> None:
-        """Start from the coefficient ``coef``.
+        """Create a controller with the initial coefficient ``coef``.
 
         Args:
             kind: ``fixed`` or ``adaptive``. An adaptive controller needs a positive ``coef``, target and horizon.
@@ -149,7 +149,7 @@ class KLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore an adaptive coefficient; a fixed one keeps its configured value.
+        """Restore an adaptive coefficient; a fixed coefficient keeps its configured value.
 
         Raises:
             ValueError: if the state is malformed or an adaptive coefficient is not positive.
@@ -183,8 +183,8 @@ def kl_penalised_rewards(
 
     Returns:
         Rewards ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask, and the mean KL, a scalar in nats per
-        token. As in veRL, it is averaged over the tokens of each response, then over non-empty responses. Both are
-        detached.
+        token. As in veRL, it is averaged over the tokens of each response, then over non-empty responses. Both results
+        are detached.
     """
     mask = response_mask.bool()
     with torch.no_grad():

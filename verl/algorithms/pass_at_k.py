@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
-    """Return the probability that at least one of k samples is correct: 1 - C(n-c, k) / C(n, k), for P problems.
+    """Return the probability that at least one of k samples is correct, 1 - C(n-c, k) / C(n, k), for each problem.
 
-    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples. It
-    is computed as a product of k factors between 0 and 1 rather than from binomial coefficients.
+    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples.
+    The probability is computed as a product of k factors between 0 and 1 rather than from binomial coefficients.
 
     Args:
         num_samples: number of samples n ``[P]``, which may differ between problems.
@@ -43,9 +43,9 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 
 
 def best_at_k(scores: Tensor, k: int) -> Tensor:
-    """Return the expected highest score among k of n samples, the exact mean over all subsets, for P problems.
+    """Return the expected highest score among k of n samples, for each of P problems.
 
-    veRL's metric of the same name draws the k samples with replacement, which gives lower values.
+    This is the exact mean over all subsets. veRL's metric of the same name draws with replacement and is lower.
 
     Args:
         scores: scores of the samples ``[P, n]``.
@@ -62,7 +62,7 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Return, for each of n samples in ascending order, the probability of being the highest of k drawn samples.
+    """Return the probability that each of n samples, in ascending order, is the highest of k drawn samples.
 
     For the i-th sample (from 1), this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
     """
@@ -82,7 +82,7 @@ def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
     Ties are broken at random.
 
     Args:
-        scores: score of each sample; NaN counts as the lowest score.
+        scores: score of each sample; NaN is treated as the lowest score.
         k: number of samples to draw, from 1 to the number of samples.
 
     Raises:

@@ -19,9 +19,9 @@ from torch import Tensor
 from verl.algorithms.losses.per_token import MAX_LOG_RATIO
 
 Rule = tuple[str, float | None, float]
-"""Name, lower bound or None, and upper bound. The name consists of a level (``token``, ``seq_sum``, ``seq_mean`` or
-``seq_max``), an underscore, and ``k1``, ``k2`` or ``k3``. For k1, the bounds apply to the ratio p_rollout / p_trainer.
-For k2 and k3, the upper bound applies to the divergence in nats, and there is no lower bound."""
+"""Name, lower bound (or None) and upper bound of a rule. The name consists of a level (``token``, ``seq_sum``,
+``seq_mean`` or ``seq_max``), an underscore, and ``k1``, ``k2`` or ``k3``. For k1, the bounds apply to the ratio
+p_rollout / p_trainer. For k2 and k3, the upper bound applies to the divergence in nats, and there is no lower bound."""
 
 
 def rejection_mask(
@@ -58,12 +58,12 @@ def mismatch_metrics(
         response_mask: mask with at least one token in each row.
         level: ``token`` for the ratio of each token, or ``sequence`` for the ratio of the whole response.
         cap: bound on the weights, which are clamped to [1 / cap, cap] for the effective sample size.
-        floor: lower bound of a band in place of 1 / cap; the effective sample size has weights of 0 outside it.
+        floor: if above 0, lower bound instead of 1 / cap; in the effective sample size, weights out of bounds are 0.
 
     Returns:
-        veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, ``chi2_token`` and
-        ``chi2_seq`` the chi-square divergence per token and per response. Metrics with ``ppl`` in their names are
-        perplexities. ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and
+        veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, and ``chi2_token`` and
+        ``chi2_seq`` estimate the chi-square divergence per token and per response. Metrics with ``ppl`` in their names
+        are perplexities. ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and
         below the lower bound, and the effective sample size as a fraction of the batch.
     """
     mask = response_mask.bool()
@@ -148,7 +148,7 @@ def rollout_weights(
 def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
     """Return factors ``[B, R]`` for the per-token losses of ``policy_loss``.
 
-    They are equal to ``weights``, except for ``gmpo``, which has one ratio per response: its factors are the geometric
+    The factors equal ``weights``, except for ``gmpo``, which has one ratio per response. Its factors are the geometric
     mean of the weights over the response, as in veRL.
     """
     if policy_loss != "gmpo":
@@ -163,7 +163,7 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float, floor: float = 0.0
 ) -> float:
-    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``; 1 if it is near 0.
+    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``, or 1 if near 0.
 
     Policy losses are proportional to the advantages, so dividing the advantages by the mean normalizes the weights.
     """
@@ -176,7 +176,7 @@ def mean_rollout_weight(
 
 
 def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return the divergence that the rule ``name`` bounds, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
+    """Return the divergence bounded by the rule ``name``, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
     level, _, kind = name.rpartition("_")
     log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).double(), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = {"k1": -log_ratio, "k2": 0.5 * log_ratio.square(), "k3": log_ratio.expm1() - log_ratio}[kind]

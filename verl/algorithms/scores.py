@@ -9,7 +9,7 @@ WEIGHT_EPS = 1e-8
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
     """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), to be added to the scores.
 
-    It is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length``, and stays there.
+    The penalty is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length``.
 
     Args:
         lengths: response lengths in tokens, ``[B]``.
@@ -27,7 +27,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: floa
 def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
     """Return PF-PPO's unnormalised sampling weights (arXiv 2409.06957), ``[B]`` float64.
 
-    They favour the highest and lowest rewards, where a reward model is most reliable. ``pow`` uses |r|^power.
+    The weights favour the highest and lowest rewards, where a reward model is most reliable. ``pow`` uses |r|^power.
     ``max_min`` uses 1 for the batch's highest and lowest rewards and 0 for others. ``max_random`` uses 0.4 for the
     highest reward and 0.1 for others. 1e-8 is added to each weight.
     """

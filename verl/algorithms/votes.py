@@ -19,7 +19,7 @@ error of its responses."""
 SEED = 0
 
 ROUNDING = 1e-9
-"""Relative difference below which two sums of weights count as tied."""
+"""Relative difference below which two sums of weights are considered tied."""
 
 
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
@@ -48,7 +48,7 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """Return the fraction of votes that ``supporters`` of n samples win against rival classes, given by size."""
+    """Return the fraction of votes won by a class of ``supporters`` samples against classes of size ``rivals``."""
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
         draws = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
@@ -97,7 +97,7 @@ def weighted_majority_at_k(classes: Sequence[int], correct_class: int | None, sc
 
 @lru_cache(maxsize=32)
 def _choices(n: int, k: int) -> NDArray[Any]:
-    """Return all choices of k of n samples, or ``DRAWS`` seeded draws if there are more, ``[draws, k]``."""
+    """Return all choices of k of n samples, or ``DRAWS`` seeded draws if more exist, ``[draws, k]``."""
     if math.comb(n, k) <= DRAWS:
         return np.array(list(combinations(range(n), k)))
     return np.random.default_rng(SEED).random((DRAWS, n)).argpartition(k - 1, axis=1)[:, :k].astype(np.int32)

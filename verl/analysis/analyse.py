@@ -42,7 +42,7 @@ Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 
 
 def run_analysis(config: AnalysisConfig) -> None:
-    """Analyse the models on the benchmarks and prompts that ``config`` names.
+    """Analyse the models in ``config`` on its benchmarks and prompts.
 
     Raises:
         ConfigError: The config does not fit the machine, or another run is using the output folder.
@@ -50,7 +50,7 @@ def run_analysis(config: AnalysisConfig) -> None:
     """
     check_pairs(config)
     own_measures(config.calculator.own_metrics)  # fail before any engine starts
-    use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
+    use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.function_kwargs)
     with sampling_display("analysis", "samples and measurements") as display:
         files: dict[str, list[Problem]] = {}
         for path in config.analysis.prompt_files:
@@ -111,7 +111,7 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
 def _measure(
     job: Job, stores: Mapping[EvaluationTask, SampleStore], config: AnalysisConfig
 ) -> dict[EvaluationTask, dict[int, MeasuredPrompt]]:
-    """Return the policy's measurements of each task's responses, computing only the missing ones."""
+    """Return the policy's measurements of each task's responses, computing only missing measurements."""
     session = job.session
     on_cpu = session.device_type == "cpu"
     results: dict[EvaluationTask, dict[int, MeasuredPrompt]] = {}

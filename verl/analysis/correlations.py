@@ -35,7 +35,7 @@ def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Counts:
 def correlate(columns: Array, weights: Counts) -> Array:
     """Return Pearson and Spearman correlations ``[D, 2, C, C]`` between ``columns [C, N]``.
 
-    Each row of ``weights [D, N]`` gives one weighted result; correlations with a constant column are NaN.
+    Each row of ``weights [D, N]`` yields one weighted result; correlations with a constant column are NaN.
     """
     ties = [np.unique(values, return_inverse=True)[1] for values in columns]
     correlations = np.empty((len(weights), 2, len(columns), len(columns)))
@@ -53,7 +53,7 @@ def correlate(columns: Array, weights: Counts) -> Array:
 
 
 def partial(correlations: Array) -> Array:
-    """Return partial correlations ``[..., C, C]`` given the first column, with NaN where it determines a column."""
+    """Return partial correlations ``[..., C, C]`` given the first column, or NaN if that column determines another."""
     with_first = correlations[..., :1, :]
     rest = (1 - with_first**2) * (1 - np.swapaxes(with_first, -1, -2) ** 2)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -72,7 +72,7 @@ def correlation_table(
     Args:
         frame: Table with a column ``prompt_id``.
         length: Column to control for in partial correlations.
-        correct: Column that separates correct from wrong rows, or None for no such groups.
+        correct: Column that separates correct from wrong rows, or None to omit these groups.
     """
     groups = list(GROUPS) if correct is not None else ["all"]
     rows = {}

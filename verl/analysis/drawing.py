@@ -46,7 +46,7 @@ NamedFigure = tuple[str, Figure, str]
 
 
 def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[str, str]]:
-    """Write each figure to ``folder`` as SVG and PNG, replacing all old ones; return names and captions.
+    """Write each figure to ``folder`` as SVG and PNG, replacing all old figures; return names and captions.
 
     Pass a generator, so that figures are created while the style is active.
     """

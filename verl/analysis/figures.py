@@ -32,12 +32,24 @@ DRAWS = 500
 
 LINES = [{"color": v.colour, "linestyle": v.line} for v in VERDICTS]
 
+KINDS = {"auc": "all pairs", "within": "pairs within a prompt"}
+"""Columns of the AUC, and which pairs of a right and a wrong response they compare."""
+
 RESPONSE_POINTS = "Each point is a response. r: Pearson, with its 95% interval over prompts; ρ: Spearman."
+EARLY = (
+    "Probability that a correct response has a higher value of the metric than a wrong one, to any prompt (upper row) "
+    "or to the same one (lower row); ties count half. Band: 95% interval over prompts."
+)
 POINTS = "Each point is a prompt, with all responses to it; colour: the share of them that is correct."
 
 
 def draw_figures(
-    config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame, courses: pd.DataFrame, table: pd.DataFrame
+    config: AnalysisConfig,
+    responses: pd.DataFrame,
+    prompts: pd.DataFrame,
+    courses: pd.DataFrame,
+    table: pd.DataFrame,
+    early: pd.DataFrame,
 ) -> Iterator[NamedFigure]:
     """Yield every figure for which the tables have data; ``table`` contains the correlations."""
     options = config.analysis
@@ -64,6 +76,8 @@ def draw_figures(
             "band: 95% interval over prompts."
         )
         yield f"along_{name}", course_figure(of_model(courses, place), along, title), caption
+        if len(rows := of_model(early, place)):
+            yield f"early_{name}", early_figure(rows, title), EARLY
         if len(config.calculator.layers) > 1:
             yield f"layers_{name}", layer_figure(config, part, title), over_prompts.format("band")
     if responses["step"].nunique() > 1:
@@ -158,6 +172,34 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
         axes.set_xlabel("tokens")
     heading(figure, title)
     _verdict_legend(figure, LINES)
+    return figure
+
+
+def early_figure(table: pd.DataFrame, title: str) -> Figure:
+    """Draw the AUC of each metric for correctness by the share of tokens read and by position."""
+    figure = Figure(layout="constrained")
+    # The first points lack the metrics that need several prefixes.
+    names = list(dict.fromkeys([*table.loc[table["at"] == 1.0, "metric"], *table["metric"]]))
+    ends = table[[f"{of}{end}" for of in KINDS for end in ("_low", "_high")]]
+    lowest, highest = np.nanmin(ends, initial=0.45), np.nanmax(ends, initial=0.55)
+    views = {f"{kind}, by {by}": (of, by) for of, kind in KINDS.items() for by in ("share", "position")}
+    for axes, view in panels(figure, list(views), 3.6, 2.8):
+        of, by = views[view]
+        for number, name in enumerate(names):
+            rows = table[(table["by"] == by) & (table["metric"] == name)]
+            style = line_style(number)
+            axes.plot(rows["at"], rows[of], markersize=4, **style)
+            axes.fill_between(rows["at"], rows[f"{of}_low"], rows[f"{of}_high"], color=style["color"], alpha=0.1)
+        axes.axhline(0.5, color="#4d4d4d", linewidth=0.8)
+        axes.set_xlabel("share of the tokens" if by == "share" else "tokens, of responses that are longer")
+        axes.set_ylabel("AUC")
+        axes.set_ylim(lowest - 0.02, highest + 0.02)
+        positions = sorted(set(table.loc[table["by"] == "position", "at"]))
+        if by == "position" and positions:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(positions, [f"{at:g}" for at in positions])
+    heading(figure, title)
+    bottom_legend(figure, [Line2D([], [], label=metric_name(n), **line_style(i)) for i, n in enumerate(names)])
     return figure
 
 

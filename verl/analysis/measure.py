@@ -1,6 +1,6 @@
 """Measures stored responses with a policy that re-reads them, and stores the measurements per prompt.
 
-The first line of ``measures.jsonl`` holds the settings that the measurements depend on. Each later line contains the
+The first line of ``measures.jsonl`` contains the settings that the measurements depend on. Each later line contains the
 measurements for one prompt, so that an interrupted analysis can resume.
 """
 
@@ -15,7 +15,7 @@ from verl.config.calculator import CalculatorConfig
 from verl.evaluation.store import RecordFile, SampleStore, digest
 from verl.evaluation.tasks import EvaluationTask
 from verl.single_controller.worker_group import WorkerGroup
-from verl.workers.measurements import MeasuredPrompt, PromptResponses
+from verl.workers.measurements import ALONG, MeasuredPrompt, PromptResponses
 
 MEASURES_FILE = "measures.jsonl"
 
@@ -54,7 +54,8 @@ def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
     """Return all inputs of the measurements except the prompts and responses."""
     model = config.policy.model_config("model", config.rollout.trust_remote_code, on_cpu)
     how = {"param_dtype": model.param_dtype, "attn_implementation": model.attn_implementation}
-    return {"calculator": asdict(measuring(config)), "layer": config.analysis.layer, "policy": how}
+    calculator = asdict(measuring(config))
+    return {"calculator": calculator, "layer": config.analysis.layer, "policy": how, "along": list(ALONG)}
 
 
 def measuring(config: AnalysisConfig) -> CalculatorConfig:

@@ -1,8 +1,8 @@
 """Pure functions for token and word metrics of responses and for similarities between them. Logarithms are natural.
 
-A response's distribution is the share of each token among its own tokens, including the end-of-sequence token. Stacked
-responses pool their token counts. Similarities are ROUGE F1 on tokens and on words, and Levenshtein similarity on
-tokens. Words come from the ``rouge-score`` package with its stemmer. The longest common subsequence is computed by
+A response's distribution is the share of each token among the response's tokens, including the end-of-sequence token.
+Stacked responses pool their token counts. Similarities are ROUGE F1 on tokens and on words, and Levenshtein similarity
+on tokens. Words come from the ``rouge-score`` package with its stemmer. The longest common subsequence is computed by
 rapidfuzz, which gives identical results hundreds of times faster than ``rouge-score``.
 """
 

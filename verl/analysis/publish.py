@@ -8,9 +8,11 @@ import pandas as pd
 
 from verl.analysis.correlations import correlation_table
 from verl.analysis.drawing import write_figures
+from verl.analysis.early import early_table
 from verl.analysis.figures import draw_figures
 from verl.analysis.sheets import (
     CORRELATION_SHEET,
+    EARLY_SHEET,
     MODEL,
     PLACE,
     PROMPT_SHEET,
@@ -47,16 +49,18 @@ def publish(
     options = config.analysis
     display.say(f"correlating {len(responses)} responses to {len(prompts)} prompts")
     correlations = correlate_all(config, responses, prompts)
+    early = early_table(config, courses if options.per_response else courses[:0])
     tables = {
         RESPONSE_SHEET: responses if options.per_response else responses[:0],
         PROMPT_SHEET: prompts if options.per_prompt else prompts[:0],
         CORRELATION_SHEET: correlations,
+        EARLY_SHEET: early,
     }
     workbook = write_tables(folder, tables)
     warnings = _too_short(config, responses)
     display.say("drawing the figures")
     write_parquet(folder / "courses.parquet", courses)
-    figures = write_figures(folder / "figures", draw_figures(config, responses, prompts, courses, correlations))
+    figures = write_figures(folder / "figures", draw_figures(config, responses, prompts, courses, correlations, early))
     models = ", ".join(f"{run}@{step}" for run, step in responses.groupby(["run", "step"], sort=False).groups)
     lines = [
         f"{models} on {', '.join(responses['benchmark'].unique())}: {config.n_sampling} responses to each prompt, "

@@ -35,11 +35,13 @@ from verl.workers.measurements import MeasuredPrompt
 RESPONSE_SHEET = "exploit_data (per-rollout)"
 PROMPT_SHEET = "explore_data (per-prompt)"
 CORRELATION_SHEET = "correlations"
+EARLY_SHEET = "early"
 
 FILES = {
     RESPONSE_SHEET: "responses.parquet",
     PROMPT_SHEET: "prompts.parquet",
     CORRELATION_SHEET: "correlations.parquet",
+    EARLY_SHEET: "early.parquet",
 }
 
 MODEL = ["run", "step", "benchmark", "temperature"]
@@ -156,7 +158,7 @@ def prompt_row(
 
 
 def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
-    """Return the rows of one model on one benchmark, identified by the values ``place`` of the ``MODEL`` columns."""
+    """Return the rows of one model on one benchmark, given as the values in ``place`` of the ``MODEL`` columns."""
     return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
 
 

@@ -1,4 +1,4 @@
-"""Batches of episodes in flat columns, which pass from the engine to the loss and the checkpoint."""
+"""Batches of episodes in flat columns, which are passed from the engine to the loss and to checkpoints."""
 
 from verl.batch.batch import Batch
 from verl.batch.columns import (

@@ -2,10 +2,10 @@
 
 An episode is a prompt and its response, which consists of tokens sampled by the policy and, in a conversation, tokens
 written by an environment. Each stage of a training step fills some columns. Columns are flat, so no padding is sent
-between processes; only :meth:`Batch.padded` and :meth:`Batch.rows` pad, for code that needs rows of equal length.
+between processes. Code that needs rows of equal length pads them with :meth:`Batch.padded` or :meth:`Batch.rows`.
 
-Columns may be on a GPU, but lengths stay on the CPU. Masks and indices are computed from lengths on the host and
-copied, so reading a size never waits for the GPU.
+Columns may be on a GPU, but lengths stay on the CPU. Masks and indices are computed on the host and then copied, so
+reading a size never waits for the GPU.
 
 Legend: B episodes, N tokens, M response tokens (all tokens after the prompts), P and R padded prompt and response
 lengths, L captured layers, D hidden width.
@@ -61,7 +61,7 @@ class Batch(Columns):
 
         Args:
             prompt_lengths, response_lengths: Lengths in tokens, [B] int64 on the CPU.
-            width: R, which must be at least its default, the length of the longest response.
+            width: Padded response length R, at least the length of the longest response, which is the default.
             columns: Columns to pass to :meth:`fill`.
         """
         self.prompt_lengths = prompt_lengths
@@ -152,7 +152,7 @@ class Batch(Columns):
         return self._on_device("padded", lambda: (rows * self.width).repeat_interleave(n) + positions_within(n))
 
     def _on_device(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """Compute a tensor on the host and copy it to the columns' device; copies on a GPU are cached."""
+        """Compute a tensor on the host and copy it to the device of the columns; copies on a GPU are cached."""
         if self.device.type == "cpu":
             return compute()
         if name not in self._copied:
@@ -164,7 +164,7 @@ class Batch(Columns):
     def fill(self, kind: str | None = None, /, **columns: Any) -> Self:
         """Set columns in place and return the batch. Columns whose value is None are left unchanged.
 
-        Response-token columns may be passed padded to [B, R]; the padding is discarded.
+        Response-token columns may be passed as padded tensors [B, R]; the padding is discarded.
 
         Args:
             kind: Kind of custom columns, ``EPISODE`` or ``RESPONSE_TOKEN``, or None to infer it from their length.
@@ -226,7 +226,7 @@ class Batch(Columns):
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
-        """Add the columns of ``other`` in place and return the batch; both must contain the same episodes."""
+        """Add the columns of ``other`` in place and return this batch; both batches must contain the same episodes."""
         for name, values in other._columns.items():
             self._set(name, values, other._kinds[name])
         return self
@@ -248,17 +248,17 @@ class Batch(Columns):
 
     @property
     def rank_metrics(self) -> dict[str, Tensor]:
-        """Values of each metric, [B, L] by name, in the calculator's order; empty if no hidden states are captured."""
+        """Rank metrics of each response by name, [B, L], in the calculator's order; empty if no states are captured."""
         return self._family(RANK)
 
     @property
     def turn_metrics(self) -> dict[str, Tensor]:
-        """Values of each metric in the first K turns, [B, K, L] by name; empty for single-turn responses."""
+        """Rank metrics of each of the first K turns by name, [B, K, L]; empty for single-turn responses."""
         return self._family(TURN_RANK)
 
     @property
     def prefix_metrics(self) -> dict[str, Tensor]:
-        """Values of each metric up to each token, [M, L] by name; empty without ``calculator.keep_prefixes``."""
+        """Rank metrics of the prefix up to each token by name, [M, L]; empty without ``calculator.keep_prefixes``."""
         return self._family(PREFIX)
 
     def _family(self, prefix: str) -> dict[str, Tensor]:
@@ -347,7 +347,7 @@ class Batch(Columns):
         return joined
 
     def after(self, prompts: Sequence[Sequence[int]]) -> Self:
-        """Return the responses after other prompts, with the columns ``tokens`` and ``source``."""
+        """Return the same responses after different prompts, with only the columns ``tokens`` and ``source``."""
         responses = [ids.tolist() for ids in self.response_tokens.split(self.response_lengths.tolist())]
         return type(self).of(prompts, responses, **({"source": self.source} if "source" in self else {}))
 
@@ -356,7 +356,7 @@ class Batch(Columns):
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, self.longest_response)
 
     def widened(self, width: int) -> Self:
-        """Return the same episodes with R = ``width``, at least the length of the longest response."""
+        """Return the same episodes with R = ``width``, which must be at least the length of the longest response."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, width)
 
     def to(self, device: str | torch.device) -> Self:
@@ -376,7 +376,7 @@ class Batch(Columns):
         return int(counted[kind].sum()) if kind in counted else len(self)
 
     def _like(self, prompts: Tensor, responses: Tensor, columns: Mapping[str, Any], width: int | None = None) -> Self:
-        """Return a batch with the given episodes and columns, without checking them."""
+        """Return a batch with the given lengths and columns, without validating them."""
         batch = type(self)(prompts, responses, self.width if width is None else width)
         batch._columns = dict(columns)
         batch._kinds = {name: self._kinds[name] for name in columns}

@@ -1,4 +1,4 @@
-"""Declares the columns of a batch, with their shapes, their dtypes and the stage that fills each of them.
+"""Declares the columns of a batch, with the shape and dtype of each column and the stage that fills it.
 
 Legend: B episodes, N tokens, M response tokens, L captured layers, D hidden width, K turns.
 """
@@ -17,22 +17,22 @@ TopKPerResponseToken = Annotated[Tensor, RESPONSE_TOKEN, "[M, k]"]
 EpisodeList = Annotated[list[Any], EPISODE]
 
 POLICY, ENVIRONMENT = 0, 1
-"""Values of the column ``source``, for tokens that the policy or the environment wrote."""
+"""Values of the column ``source`` for tokens written by the policy and by the environment."""
 
 TURN_RANK = "turn_rank/"
-"""Prefix of columns with rank metrics per turn, [B, K, L] float64, with NaN for turns that an episode lacks."""
+"""Prefix of columns with per-turn rank metrics, [B, K, L] float64; NaN for turns that do not exist."""
 RANK, PREFIX, TRAINER_RANK, TEACHER_RANK = "rank/", "prefix/", "trainer_rank/", "teacher_rank/"
-"""Prefixes of columns with rank metrics; see ``Columns.mean_states``. With ``calculator.compare_versions``, the engine
-measures ``rank/`` and ``prefix/``, and the policy measures ``trainer_rank/`` before the update. With
-``teacher.rank_metrics``, the teacher measures ``teacher_rank/``."""
+"""Prefixes of columns with rank metrics; see ``Columns.mean_states``. With ``calculator.compare_versions``, ``rank/``
+and ``prefix/`` are measured by the engine, and ``trainer_rank/`` by the policy before the update. With
+``teacher.rank_metrics``, ``teacher_rank/`` is measured by the teacher."""
 
 
 class Columns:
-    """Declared columns. Custom columns can also be filled; their kind is inferred from their length."""
+    """Declared columns. A batch can also contain custom columns, whose kind is inferred from their length."""
 
     # --- Filled by the data set and the engine ---
     tokens: PerToken
-    """[N] int64, token ids of each episode's prompt and response, one episode after another."""
+    """[N] int64, token ids of the prompts and responses, concatenated over episodes."""
     source: PerResponseToken
     """[M] uint8, author of the token, ``POLICY`` or ``ENVIRONMENT``; not filled if the policy wrote all tokens."""
     version: PerResponseToken
@@ -43,9 +43,9 @@ class Columns:
     """[B] bool, whether the response was truncated at its maximum length."""
     mean_states: PerEpisode
     """[B, L, D] float32, mean hidden state of each response, from the engine or, with ``calculator.source=actor``, from
-    the policy; not filled if no states are captured. Rank metrics are filled at the same time: ``"rank/<name>"``,
-    float64 [B, L], with layers in capture order (``rank_metrics``), and with ``calculator.keep_prefixes`` also
-    ``"prefix/<name>"``, [M, L] float32, the metric of the response up to each token, or NaN (``prefix_metrics``)."""
+    the policy; not filled if no states are captured. Rank metrics are filled in the same stage. ``"rank/<name>"``
+    (``rank_metrics``) is [B, L] float64, with layers in capture order. With ``calculator.keep_prefixes``,
+    ``"prefix/<name>"`` (``prefix_metrics``) is [M, L] float32, the metric of the prefix up to each token or NaN."""
     group: PerEpisode
     """[B] int64, id shared by all responses to the same prompt."""
     turns: PerEpisode
@@ -57,10 +57,10 @@ class Columns:
     environment_states: EpisodeList
     """B strings, the environment's state between turns as JSON, or "" before the first turn."""
     further_rows: EpisodeList
-    """B lists of the further histories of an agent's session, each a mapping with ``prompt_ids``, ``tokens``,
-    ``source``, ``rollout_logprobs``, ``truncated`` and ``why``; filled only for agents."""
+    """B lists, the additional histories of each agent session. Each history is a mapping with ``prompt_ids``,
+    ``tokens``, ``source``, ``rollout_logprobs``, ``truncated`` and ``why``. Filled only for agents."""
     opened_by: EpisodeList
-    """B strings, why the row that stands for an agent's session was opened, "" if it is the first."""
+    """B strings, the reason for opening the history with the session's last turn, or "" for the first history."""
     step: PerEpisode
     """[B] int64, training step in which the response was sampled."""
     learned: PerEpisode
@@ -100,17 +100,17 @@ class Columns:
     old_logprobs: PerResponseToken
     """[M] float32, denominator of the ratio: ``logprobs``, or ``rollout_logprobs`` with ``actor.bypass_mode``."""
     ref_logprobs: PerResponseToken
-    """[M] float32, log-probability under the reference policy; not filled without a reference policy."""
+    """[M] float32, log-probability under the reference policy; filled only with a reference policy."""
     teacher_logprobs: PerResponseToken
-    """[M] float32, log-probability under the teacher; not filled unless ``TeacherConfig.scores_samples``."""
+    """[M] float32, log-probability under the teacher; filled only if ``TeacherConfig.scores_samples``."""
     teacher_prompts: EpisodeList
-    """B lists of token ids, the prompts under which a teacher reads the responses during the update; filled only if
-    these are not the policy's own."""
+    """B lists of token ids, the teacher's prompts for scoring the responses during the update; filled only if they
+    differ from the policy's prompts."""
     taught: PerEpisode
-    """[B] bool, false if the teacher has no prompt for the response and says nothing about it; filled only if
+    """[B] bool, false if the teacher has no prompt for the response, which then gets no teacher signal; filled only if
     ``teacher.prompt`` depends on responses."""
     values: PerResponseToken
-    """[M] float32, the critic's values in units of reward; not filled without a critic."""
+    """[M] float32, the critic's values in units of reward; filled only with a critic."""
 
     # --- Filled by the algorithms ---
     rewards: PerEpisode
@@ -121,15 +121,15 @@ class Columns:
     scores_with_phi: PerEpisode
     """[B] float64, ``rewards`` before the KL penalty is subtracted."""
     phi: PerEpisode
-    """[B] float64, auxiliary signal of rank shaping; not filled without rank shaping."""
+    """[B] float64, auxiliary signal of rank shaping; filled only with rank shaping."""
     learn_mask: PerResponseToken
     """[M] bool, whether the token is included in the losses and their denominators."""
     unshaped_advantages: PerResponseToken
     """[M] float32, advantages before rank shaping."""
     advantages: PerResponseToken
-    """[M] float32, advantages that the policy learns from."""
+    """[M] float32, advantages used in the policy loss."""
     returns: PerResponseToken
-    """[M] float32, targets of the critic; not filled without a critic."""
+    """[M] float32, targets of the critic; filled only with a critic."""
 
     # --- Filled during the update ---
     teacher_loss: PerResponseToken
@@ -141,7 +141,7 @@ class Columns:
     unit: PerEpisode
     """[B] int64, id shared by rows that must be in the same micro-batch, for a policy loss that needs whole groups."""
     states: EpisodeList
-    """B tensors [n, L, D], hidden states that predict the n tokens of a response; dropped once they are measured."""
+    """B tensors [n, L, D], hidden states that predict the n tokens of each response; dropped after measurement."""
 
 
 KINDS = {
@@ -155,7 +155,7 @@ TOP_K = {name for name, hint in Columns.__annotations__.items() if hint is TopKP
 
 
 FAMILIES = {PREFIX: RESPONSE_TOKEN} | dict.fromkeys((RANK, TURN_RANK, TRAINER_RANK, TEACHER_RANK), EPISODE)
-"""Kind of the columns with each declared prefix."""
+"""Declared prefix -> kind of the columns whose names start with it."""
 
 
 def declared_kind(name: str) -> str | None:

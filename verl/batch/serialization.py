@@ -1,4 +1,4 @@
-"""Serialization of columns and weights between processes."""
+"""Serialization of columns and weights for transfer between processes."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, column: Any, lengths: Any) -> "Packed":
-        """Compress a column with ``lengths [B]`` entries per episode, or one entry per episode if None."""
+        """Compress a column with ``lengths [B]`` entries per episode, or one per episode if ``lengths`` is None."""
         if not isinstance(column, Tensor) or column.dtype == torch.bfloat16:  # numpy has no bfloat16
             return cls(column)
         values = column.detach().cpu().contiguous().numpy()
@@ -70,7 +70,7 @@ class Packed(NamedTuple):
 
 
 class PackedWeight(NamedTuple):
-    """Serialized weight that its receiver can use without copying."""
+    """Serialized weight that the receiver can use without copying it."""
 
     name: str
     dtype: torch.dtype
@@ -78,7 +78,7 @@ class PackedWeight(NamedTuple):
     values: Any
     """Raw bytes, [n] uint8, because numpy has no bfloat16."""
     version: int
-    """Version of the weights, as the trainer calls it."""
+    """Version of the weights, as numbered by the trainer."""
     digest: int
     """:func:`digest` of the weight on the sender's device."""
 
@@ -90,10 +90,10 @@ class PackedWeight(NamedTuple):
         return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy(), version, digest(value))
 
     def restore(self) -> Tensor:
-        """Return the weight, which must not be modified, because its memory may be shared.
+        """Return the weight, which must be treated as read-only because its memory may be shared.
 
         Raises:
-            RuntimeError: If the bytes are not those that were sent.
+            RuntimeError: If the received bytes differ from the bytes that were sent.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -104,9 +104,9 @@ class PackedWeight(NamedTuple):
 
 
 def digest(value: Tensor) -> int:
-    """Return a checksum of a contiguous tensor's bytes, the same on every device, in one pass over the memory.
+    """Return a checksum of a contiguous tensor's bytes, which is the same on every device.
 
-    Words of four bytes are summed in rows of 16 KB, and the rows' sums with odd weights, modulo 2^64.
+    In one pass, 4-byte words are summed in rows of 16 KB, and the row sums are added with odd weights, modulo 2^64.
     """
     flat = value.reshape(-1).view(torch.uint8)
     flat = flat.clone() if flat.storage_offset() % 4 else flat
@@ -119,7 +119,7 @@ def digest(value: Tensor) -> int:
 
 
 def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int, version: int) -> Iterator[list[PackedWeight]]:
-    """Yield weights in buckets of at most ``num_bytes``; a larger weight is yielded in a bucket of its own."""
+    """Yield weights in buckets of at most ``num_bytes``; a weight that is larger gets its own bucket."""
     bucket: list[PackedWeight] = []
     size = 0
     for name, value in weights:

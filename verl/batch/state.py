@@ -1,4 +1,4 @@
-"""Conversion of a batch to and from the state in a checkpoint.
+"""Conversion of batches to and from checkpoint state.
 
 Each record is saved as an index into the training data plus its edited fields.
 """
@@ -33,7 +33,7 @@ def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
 
 
 def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
-    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` differs from the saved training data."""
+    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` is not the training data of the saved batch."""
     columns = dict(state["columns"])
     columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
     columns |= {name: [*map(Verdict.from_dict, columns[name])] for name in VERDICTS & columns.keys()}
@@ -51,13 +51,13 @@ def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
 
 
 def saved_record(record: Any, prompts: Sequence[Any]) -> dict[str, Any]:
-    """Return the index of a prompt in the training data and its edited fields."""
+    """Return a record's index in the training data and its edited fields."""
     edited = record is not prompts[record.uid]
     return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
 
 
 def restored_record(saved: dict[str, Any], prompts: Sequence[Any]) -> Any:
-    """Invert :func:`saved_record`. Raises ``ConfigError`` if the saved index is out of range."""
+    """Restore a record from :func:`saved_record`. Raises ``ConfigError`` if the saved index is out of range."""
     uid, num = saved["uid"], len(prompts)
     if not 0 <= uid < num:
         raise ConfigError(

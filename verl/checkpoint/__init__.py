@@ -1,1 +1,1 @@
-"""Writes checkpoints, which are always either complete or absent, and resumes and exports from them."""
+"""Writes checkpoints atomically, resumes runs from them, and exports their models."""

@@ -1,8 +1,8 @@
-"""Restricts writing to a run's folder to one process at a time, using a lock, and to the newest attempt.
+"""Restricts writing to a run's folder to the newest attempt and, with a lock, to one process at a time.
 
-A requeued or restarted run continues as another attempt. The file ``.attempt`` in its folder contains the number of the
+Each restart or requeue of a run is a new attempt. The file ``.attempt`` in the run's folder contains the number of the
 newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that lost its
-network or was paused; its writes are refused, because they carry an outdated attempt number.
+network or was paused. Writes of such a process are refused because its attempt number is outdated.
 """
 
 import errno
@@ -17,13 +17,13 @@ from verl.config.errors import ConfigError
 from verl.utils.files import open_to_write, replace_text
 
 LOCK = ".lock"
-"""Empty file with which a process locks a run's folder; a folder with only it and ``ATTEMPT`` counts as empty."""
+"""Empty file that a process locks to use a run's folder. Folders with only this file and ``ATTEMPT`` count as empty."""
 
 ATTEMPT = ".attempt"
-"""File in a run's folder that contains the number of its newest attempt."""
+"""File in a run's folder that contains the number of the newest attempt."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error numbers on file systems without locks, where nothing can prevent a second process from writing."""
+"""Error numbers of file systems without locks. On them, a second process is not prevented from writing."""
 
 
 class StaleAttempt(RuntimeError):
@@ -77,10 +77,10 @@ def newest_attempt(root: Path) -> int:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Create ``folder`` and lock it for this process; the lock is released when the process ends, even if it is killed.
+    """Create ``folder`` and lock it during the block. The lock is also released if the process is killed.
 
     Raises:
-        ConfigError: If another process holds the lock, or the folder is not writable.
+        ConfigError: If another process has the lock, or if the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

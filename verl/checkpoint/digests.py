@@ -1,4 +1,4 @@
-"""Digests of what a run is made of besides its options, so that a resumed run cannot change without a word."""
+"""Digests of a run's inputs, such as data, tokenizer and code, to detect changes when the run resumes."""
 
 import hashlib
 import importlib.util
@@ -28,19 +28,19 @@ TOKENIZER, CHAT_TEMPLATE = "the tokenizer of model.path", "the chat template of 
 TOKENIZER_RULES = f"{TOKENIZER} (merges and normalization)"
 
 REFUSED = ("data.train_files", TOKENIZER, CHAT_TEMPLATE, VERIFIERS, "reward_score.", "rollout.multi_turn.")
-"""First characters of what must not change, because the run would go on as another one; others are warned about."""
+"""Prefixes of the names of inputs that must not change when a run resumes. Changes of other inputs cause a warning."""
 
 
 def run_digests(
     config: PPOConfig | SFTConfig, tokenizer: PreTrainedTokenizerBase, data: Mapping[str, Iterable[Any]]
 ) -> dict[str, str]:
-    """Return the digest of each thing that a run is made of, by the option that names it.
+    """Return a digest for each input of a run, keyed by the option that names the input.
 
-    These are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code, and
-    the models that are read again when the run resumes. A file that moves or changes its format keeps its digest.
+    The inputs are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code,
+    and the models that are read again when the run resumes. A file that moves or changes its format keeps its digest.
 
     Args:
-        data: The training records, by the option that names their file.
+        data: Option that names a data file -> records in the file.
     """
     digests = {name: digest(records) for name, records in data.items()}
     digests[TOKENIZER] = digest([tokenizer.get_vocab(), tokenizer.special_tokens_map])
@@ -64,7 +64,7 @@ def _rules(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
 
 
 def data_by_file(dataset: PromptDataset) -> dict[str, list[Any]]:
-    """Return what the prompts of each file hold, by the option that names it."""
+    """Return the contents of the prompts in each data file, keyed by the option that names the file."""
     parts = ((end - size, end) for size, end in zip(dataset.sizes, accumulate(dataset.sizes), strict=True))
     return {
         f"data.train_files[{i}]": [
@@ -76,7 +76,7 @@ def data_by_file(dataset: PromptDataset) -> dict[str, list[Any]]:
 
 
 def digest(values: Iterable[Any]) -> str:
-    """Return a digest of JSON values, in this order; whatever JSON does not know counts by its text."""
+    """Return an order-dependent digest of JSON values. Values of other types are converted with ``str``."""
     total = hashlib.blake2b(digest_size=16)
     for value in values:
         total.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass"))
@@ -85,7 +85,7 @@ def digest(values: Iterable[Any]) -> str:
 
 
 def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield each option that names user code, and the file of the code."""
+    """Yield the name of each option that refers to user code, and the file of that code."""
     if isinstance(options, Mapping):
         for key, value in options.items():
             yield from code_files(value, f"{name}.{key}" if name else str(key))
@@ -108,7 +108,7 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
-    """Yield the file of user code with this import path, or of the path itself if it ``is_file``."""
+    """Yield the file of the user code at an import path. If ``is_file``, ``path`` is a file path instead."""
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:
         yield from [Path(module)] if Path(module).is_file() else []
@@ -120,7 +120,7 @@ def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return the names of what has changed: those that are refused, and the others."""
+    """Return the names of changed inputs in two lists: inputs that must not change (``REFUSED``), and all others."""
     names = [name for name, value in now.items() if before.get(name, value) != value]
     refused = [name for name in names if name.startswith(REFUSED)]
     return refused, [name for name in names if name not in refused]

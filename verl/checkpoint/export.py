@@ -1,4 +1,4 @@
-"""Exports a checkpoint's shards to a model folder, in a single process."""
+"""Exports a checkpoint's shards to a model folder in a single process."""
 
 import shutil
 import uuid
@@ -23,18 +23,18 @@ from verl.utils.files import naming_storage
 def export_checkpoint(
     source: Path, out: Path | None, part: str, trust_remote_code: bool, dtype: torch.dtype | None = None
 ) -> Path:
-    """Write a checkpoint's model in the format that ``transformers`` and vLLM load, and return its folder.
+    """Write a checkpoint's model to a folder that ``transformers`` and vLLM can load, and return the folder.
 
-    LoRA adapters are merged into the model, and also written to ``lora_adapter/`` in its folder.
+    LoRA adapters are merged into the model and also written to the subfolder ``lora_adapter/``.
 
     Args:
-        source: Checkpoint to export, or a run's folder to export its latest checkpoint.
+        source: Checkpoint to export, or the folder of a run whose latest checkpoint is exported.
         out: New folder to write to, or None for ``<checkpoint>/<part>/huggingface``.
         part: Model to export, ``actor`` or ``critic``.
-        dtype: Precision of the weights (float32 in checkpoints), or None for that of the initial model's files.
+        dtype: Dtype of the exported weights (float32 in checkpoints), or None for the initial model's dtype.
 
     Raises:
-        ConfigError: If no intact checkpoint exists, it does not contain the whole model, or ``out`` exists.
+        ConfigError: If there is no intact checkpoint, if it lacks parts of the model, or if ``out`` exists.
     """
     folder = source.resolve()
     refuse_verl_shards(str(folder), folder / part)
@@ -70,10 +70,10 @@ def _write(
     trust_remote_code: bool,
     adapters: Path | None = None,
 ) -> Path:
-    """Write ``target``, with the tokenizer from ``architecture``, under a temporary name and rename it once complete.
+    """Write the folder ``target`` under a temporary name, and rename it once it is complete.
 
-    ``adapters`` are already merged into ``weights``. They are written to a subfolder, because ``transformers`` would
-    apply adapters next to the weights a second time.
+    The tokenizer is read from ``architecture``. ``adapters`` are already merged into ``weights``. The adapters are
+    written to a subfolder, because ``transformers`` would apply adapters next to the weights again.
     """
     if target.exists():
         raise ConfigError(f"{target}: already exists; name another folder")
@@ -93,7 +93,7 @@ def _write(
 
 
 def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dict[str, Tensor]:
-    """Return the parameters of the adapters' base model after merging the adapters.
+    """Return the parameters of the adapters' base model, with the adapters merged into them.
 
     Raises:
         ConfigError: If the base model cannot be loaded from the path that training used.
@@ -111,10 +111,10 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
 
 
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Return all parameters in ``shards`` by name, unsharded and on the CPU.
+    """Return all parameters stored in ``shards``, unsharded and on the CPU, keyed by name.
 
     Raises:
-        ConfigError: If the parameters do not match ``expected``.
+        ConfigError: If the names and shapes of the parameters do not match ``expected``.
     """
     saved = saved_shapes(shards)
     check_same_architecture(shards, saved, expected)

@@ -1,7 +1,7 @@
-"""Manages checkpoints on disk, which are complete under their final name or absent, and are verified before use.
+"""Manages checkpoints on disk, which are written atomically and verified before use.
 
-``<run>/global_step_<N>/`` is written under a temporary name. It is renamed once all files are on disk, including
-``manifest.json``, which contains their sizes and checksums. ``latest_checkpointed_iteration.txt`` names the latest one.
+``<run>/global_step_<N>/`` is written under a temporary name. The folder is renamed once its files are on disk, with
+their sizes and checksums in ``manifest.json``. ``latest_checkpointed_iteration.txt`` contains the latest step.
 """
 
 import json
@@ -24,9 +24,9 @@ POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 FORMAT = 2
-"""Format version in the manifest, increased if a change to the trainer state makes older checkpoints unusable."""
+"""Format version in the manifest, increased when a change to the trainer state makes older checkpoints unusable."""
 READ_SUFFIXES = (".safetensors", ".json")
-"""Suffixes of files that resuming reads, regardless of the rest of their names."""
+"""Suffixes of the files that are read when a run resumes."""
 EXPORTED = "huggingface"
 """Folder of a model in ``transformers`` format, which may be added to a checkpoint later."""
 _NAME = re.compile(r"global_step_(\d+)")
@@ -34,13 +34,13 @@ _ATTEMPT = re.compile(r"\.attempt_(\d+)\.")
 
 
 class DamagedCheckpoint(ConfigError):
-    """Raised when a checkpoint file is missing or was changed after writing; the message names the file."""
+    """Raised if a file of a checkpoint is missing or was changed after it was written. The message names the file."""
 
 
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
     """Create a folder for writing the checkpoint of ``step``, with the attempt's number in its name.
 
-    Every attempt uses its own folder, so a worker that outlives its attempt cannot write to a newer attempt's folder.
+    Folders differ between attempts, so a worker that outlives its attempt cannot write to a newer attempt's folder.
 
     Raises:
         StaleAttempt: If a newer attempt has taken over.
@@ -52,7 +52,7 @@ def begin_checkpoint(attempt: Attempt, step: int) -> Path:
 
 
 def attempt_of(folder: Path) -> Attempt:
-    """Return the number of the attempt that created a folder with :func:`begin_checkpoint`."""
+    """Return the attempt that created a folder with :func:`begin_checkpoint`."""
     match = _ATTEMPT.search(folder.name)
     assert match is not None, f"{folder}: not a folder of begin_checkpoint"
     return Attempt(folder.parent, int(match[1]))
@@ -61,14 +61,14 @@ def attempt_of(folder: Path) -> Attempt:
 def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[str, FileRecord] | None = None) -> Path:
     """Rename a folder created by :func:`begin_checkpoint` to ``global_step_<step>``.
 
-    This replaces an existing checkpoint of that name.
+    An existing checkpoint with this name is replaced.
 
     Args:
         state: Trainer state to write to ``trainer_state.json``.
-        records: Sizes and checksums that the files' writers have computed; all other files are read to compute them.
+        records: Sizes and checksums computed while writing. Files without a record are read to compute it.
 
     Raises:
-        RuntimeError: If a written file is not in ``folder``, because a machine does not share the folder.
+        RuntimeError: If a file that was written is not in ``folder``, because a machine does not share the folder.
         StaleAttempt: If a newer attempt has taken over.
     """
     attempt, root = attempt_of(folder), folder.parent
@@ -101,7 +101,7 @@ def verify_checkpoint(folder: Path) -> None:
 
     Raises:
         DamagedCheckpoint: If a file is missing, has a different size or content, or cannot be read.
-        ConfigError: If the manifest does not list a file that resuming would read.
+        ConfigError: If a file that would be read when resuming is not listed in the manifest.
     """
     if reason := unreadable(sorted(folder.rglob("*"))):
         raise DamagedCheckpoint(reason)
@@ -127,7 +127,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _damage(path: Path, record: FileRecord) -> str:
-    """Return a description of how a file differs from its record, or an empty string if it does not."""
+    """Return how a file differs from its record, or an empty string if it does not."""
     try:
         return "" if file_record(path) == record else f"{path} was altered: its checksum differs from the manifest"
     except OSError as error:
@@ -144,7 +144,7 @@ def check_format(folder: Path) -> None:
 
 
 def refuse_verl_shards(named: str, part: Path) -> None:
-    """If ``part`` of a veRL checkpoint has only sharded weights, raise a ``ConfigError`` that starts with ``named``."""
+    """Raise a ``ConfigError`` that starts with ``named`` if ``part`` of a veRL checkpoint has only sharded weights."""
     if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / EXPORTED).glob("*.safetensors")):
         raise ConfigError(
             f"{named}: a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
@@ -169,7 +169,7 @@ def _read_files(manifest: Path) -> dict[str, FileRecord]:
 
 
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
-    """Return the first file of a checkpoint that resuming would read although the manifest does not list it."""
+    """Return the first file that would be read when resuming but is not listed in the manifest, or None."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         exported = any(part.startswith((EXPORTED, f".{EXPORTED}")) for part in name.parts)
@@ -179,7 +179,7 @@ def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return the trainer state, or raise ``DamagedCheckpoint`` if its file is invalid."""
+    """Return a checkpoint's trainer state, or raise ``DamagedCheckpoint`` if the state's file is invalid."""
     path = folder / STATE
     try:
         state = json.loads(path.read_text())
@@ -199,20 +199,20 @@ def step_of(folder: Path) -> int | None:
 
 
 def checkpoints(root: Path) -> dict[int, Path]:
-    """Return the folders of the run's checkpoints by step, oldest first, without verifying them."""
+    """Return the folders of a run's checkpoints by step, oldest first, without verifying the checkpoints."""
     steps = ((step_of(folder), folder) for folder in root.glob("global_step_*") if folder.is_dir())
     return dict(sorted((step, folder) for step, folder in steps if step is not None))
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """Return the folder of the latest checkpoint, without verifying it, or None if there is none."""
+    """Return the folder of a run's latest checkpoint, without verifying it, or None if there is no checkpoint."""
     return next(reversed(checkpoints(root).values()), None)
 
 
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:
-    """Remove unfinished checkpoints of ``attempt`` and earlier ones, or of all attempts if it is None.
+    """Remove unfinished checkpoints of ``attempt`` and earlier attempts, or of all attempts if ``attempt`` is None.
 
-    An earlier attempt may still be using them: its workers may be writing, or its driver may be about to complete one.
+    An earlier attempt may still be writing or completing such a checkpoint.
     """
     for folder in root.glob(".global_step_*.unfinished"):
         match = _ATTEMPT.search(folder.name)
@@ -222,7 +222,7 @@ def remove_unfinished(root: Path, attempt: int | None = None) -> None:
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
-    """Remove the run's checkpoints except those of the steps in ``keep``."""
+    """Remove a run's checkpoints except for the checkpoints of the steps in ``keep``."""
     for step, folder in checkpoints(root).items():
         if step not in keep:
             _discard(folder)
@@ -240,12 +240,12 @@ def _discard(folder: Path) -> None:
 def steps_to_keep(
     steps: Collection[int], newest: int, always: Collection[int], scores: Mapping[int, float]
 ) -> set[int]:
-    """Return the steps whose checkpoints to keep.
+    """Return the steps whose checkpoints are kept.
 
     Args:
-        newest: Number of newest checkpoints to keep, or 0 for all.
+        newest: Number of newest checkpoints to keep, or 0 to keep all checkpoints.
         always: Steps whose checkpoints are always kept.
-        scores: Step -> validation score; the checkpoint with the best score is kept (the first if there are ties).
+        scores: Step -> validation score. The checkpoint with the best score is kept (the first one in a tie).
     """
     ordered = sorted(steps)
     if not newest:

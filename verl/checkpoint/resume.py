@@ -1,4 +1,4 @@
-"""Resumes a run: finds and verifies its checkpoint, reports changed options, and checks compatibility."""
+"""Resumes a run: finds and verifies the checkpoint, reports changed options, and checks compatibility."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ from verl.models.lora import add_adapters, train_adapters_only
 from verl.utils.files import damaged_name, replace_text
 
 NOT_COMPARED = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir")
-"""Options whose changes are not reported to the user."""
+"""Options whose changes are not reported to the user when a run resumes."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Resumption:
 def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -> Resumption | None:
     """Return the verified checkpoint selected by ``trainer.resume_mode``, or None if the run starts from scratch.
 
-    This removes unfinished checkpoints in the run's folder. With ``auto``, it renames a damaged checkpoint to
-    ``global_step_<N>.damaged``, prints a warning, and uses the previous checkpoint.
+    Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
+    ``global_step_<N>.damaged``, a warning is printed, and the previous checkpoint is used.
 
     Args:
-        say: Callback that prints a line about the checkpoint, and a line for each option that has changed since.
+        say: Function that prints a line, called for the checkpoint and for each option that has changed since.
 
     Raises:
-        ConfigError: If ``resume_from_path`` is not an intact checkpoint, the run in the folder cannot be resumed, or a
-            checkpoint contains a foreign file or has a different format version.
+        ConfigError: If ``resume_from_path`` is not an intact checkpoint, if the run in the folder cannot be resumed, or
+            if a checkpoint contains a file that is not listed in its manifest or has a different format version.
     """
     trainer = config.trainer
     root = Path(trainer.default_local_dir)
@@ -88,7 +88,7 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
 
 
 def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
-    """Return the verified checkpoint ``resume_from_path``."""
+    """Verify the checkpoint ``resume_from_path`` and return its folder."""
     folder = Path(trainer.resume_from_path or "").resolve()
     field = f"trainer.resume_from_path={trainer.resume_from_path!r}"
     step = step_of(folder)
@@ -108,7 +108,7 @@ def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
 
 
 def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the latest intact checkpoint in ``root``, and rename newer checkpoints, which are damaged."""
+    """Return the latest intact checkpoint in ``root``, and rename damaged checkpoints that are newer."""
     field, damaged = f"trainer.default_local_dir={str(root)!r}", []
     for folder in reversed(checkpoints(root).values()):
         try:
@@ -127,7 +127,7 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def changed_options(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """Return one line for each option whose value in the file ``path`` differs from ``config``.
+    """Return a line for each option whose value in the file ``path`` differs from its value in ``config``.
 
     Raises:
         ConfigError: If the file is damaged.
@@ -151,10 +151,10 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return ``name``, its highest value and the first step with that value, or None if there are no values.
+    """Return the ``name`` of a metric, its highest value and the first step with that value, or None without values.
 
     Args:
-        validations: Step -> metrics.
+        validations: Step -> metrics of the validation at that step.
     """
     values = {step: metrics[name] for step, metrics in validations.items() if name in metrics}
     step = max(values, key=values.__getitem__, default=None)
@@ -162,19 +162,19 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Return metrics by step of the validations before a checkpoint, with steps converted from text to integers."""
+    """Return the metrics of the validations before a checkpoint, keyed by step (converted from text to an integer)."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
 def check_unchanged(resumption: Resumption, digests: Mapping[str, str], trainer: RunConfig) -> list[str]:
-    """Return a warning if something that a run is made of has changed since the checkpoint was written, or nothing.
+    """Compare a run's inputs with the checkpoint's, and return a list with at most one warning about changed inputs.
 
     Args:
-        digests: Those of this run, see :func:`verl.checkpoint.digests.run_digests`. Checkpoints of older versions have
-            none, and are not compared.
+        digests: Digests of this run's inputs (:func:`verl.checkpoint.digests.run_digests`). Checkpoints written by
+            older versions of VERL have no digests and are not compared.
 
     Raises:
-        ConfigError: If something has changed that makes it another run, unless ``trainer.resume_changed`` allows it.
+        ConfigError: If an input that must not change has changed and ``trainer.resume_changed`` is ``refuse``.
     """
     before = resumption.state.get("digests")
     refused, others = changed(before if isinstance(before, Mapping) else {}, digests)
@@ -194,10 +194,10 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
     Args:
         job: Name of the job, ``ppo`` or ``sft``.
         num_examples: Size of the training set.
-        parts: Configured models: ``actor``, and ``critic`` and ``teacher`` if they change.
+        parts: Configs of the models that training changes: ``actor`` and possibly ``critic`` and ``teacher``.
 
     Raises:
-        ConfigError: If the checkpoint was written by a different job, or with different data or models.
+        ConfigError: If the checkpoint was written by a different job or with different data or models.
     """
     folder, state = resumption.folder, resumption.state
     missing = [name for name in ("job", "num_examples") if name not in state]
@@ -221,7 +221,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of the trained parameters, which may be only the adapters', by name."""
+    """Return the shapes of the trained parameters, keyed by name. With adapters, only adapters are trained."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)

@@ -18,10 +18,10 @@ from verl.checkpoint.folders import (
 
 
 class CheckpointWriters(Protocol):
-    """Interface to the workers, which write a checkpoint together, each its own shards."""
+    """Interface to the workers, each of which writes its shards of a checkpoint."""
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method`` on every worker, and return the results in rank order."""
+        """Call ``method`` on every worker and return the results in rank order."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class _Unfinished:
 
 @dataclass
 class CheckpointSaver:
-    """Makes the workers write checkpoints, optionally in the background, and completes them once written."""
+    """Lets the workers write checkpoints, optionally in the background, and completes each one once it is written."""
 
     attempt: Attempt
-    """Current attempt, which contains the run's folder."""
+    """Current attempt, which contains the path of the run's folder."""
     workers: CheckpointWriters
     background: bool
-    """Whether training continues while a checkpoint is written, which :meth:`poll` or :meth:`finish` then completes."""
+    """Whether training continues while a checkpoint is written. :meth:`poll` or :meth:`finish` then completes it."""
     huggingface: bool
     """Whether checkpoints also contain the models in ``transformers`` format."""
     newest: int
-    """Number of newest checkpoints to keep in addition to the best one, or 0 for all."""
+    """Number of newest checkpoints to keep in addition to the best one, or 0 to keep all checkpoints."""
     always: Collection[int] = ()
     """Steps whose checkpoints are always kept."""
     saved_step: int | None = field(default=None, init=False)
@@ -56,10 +56,10 @@ class CheckpointSaver:
 
         Args:
             state: Trainer state as JSON values.
-            scores: Step -> validation score, which determines the best checkpoint.
+            scores: Step -> validation score, by which the best checkpoint is determined.
 
         Raises:
-            WorkerError: If writing this checkpoint, or the previous one in the background, failed.
+            WorkerError: If writing this checkpoint failed, or writing the previous one in the background.
         """
         self.finish()
         text = json.dumps(state, indent=2) + "\n"
@@ -109,7 +109,7 @@ class CheckpointSaver:
             raise
 
     def _abandon(self) -> None:
-        """Remove the checkpoint that is being written, but no earlier ones."""
+        """Remove the unfinished checkpoint. Earlier checkpoints are kept."""
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished.folder, ignore_errors=True)
             self._unfinished = None

@@ -1,8 +1,8 @@
-"""Writes and reads a worker's part of a checkpoint: its shards of the trained models and its random states.
+"""Writes and reads a worker's part of a checkpoint: its shards of the trained models, and its random states.
 
 For each trained model (``actor``, ``critic``), a checkpoint contains a folder ``shards``, written by
-``torch.distributed.checkpoint`` in safetensors format. File headers record which piece of which tensor a file contains,
-so any number of workers can read the shards. Everything else is JSON. Nothing is pickled or unpickled.
+``torch.distributed.checkpoint`` in safetensors format. The file headers contain the names and offsets of the stored
+tensor pieces, so any number of workers can read the shards. All other files are JSON. Nothing is pickled or unpickled.
 """
 
 import io
@@ -44,13 +44,13 @@ from verl.utils.process import return_freed_memory
 MODEL = "model."
 """Prefix of parameter names in the shards."""
 OPTIMIZER = "optimizer."
-"""Prefix of optimizer tensor names; the parameter's name and the tensor's own name, such as ``exp_avg``, follow."""
+"""Prefix of the names of optimizer tensors, ``optimizer.<parameter>.<tensor>``, where a tensor is e.g. ``exp_avg``."""
 ADAPTERS = "lora_adapter"
-"""Folder of LoRA adapters in peft's format, stored next to the shards, which then contain only the adapters."""
+"""Folder next to the shards with LoRA adapters in peft's format. With LoRA, the shards contain only the adapters."""
 GATHER_BYTES = 1 << 28
 """Maximum size in bytes of the unsharded parameters that an export gathers at once."""
 FILE_BYTES = 1 << 28
-"""Size in bytes at which a worker starts another file, because torch holds two copies of a file while writing it."""
+"""Size in bytes at which a worker starts a new file, since torch keeps two copies of a file while writing it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TrainedPart:
     """A trained model and everything that a checkpoint stores for it."""
 
     name: str
-    """``actor`` or ``critic``; also the name of its folder in a checkpoint."""
+    """``actor`` or ``critic``. The part's folder in a checkpoint has the same name."""
     learner: Learner
     parameters: Offloaded
     """Parameters of the learner's model, which may be offloaded."""
@@ -67,17 +67,17 @@ class TrainedPart:
 
 
 class CheckpointWorker:
-    """A worker that writes and reads its part of checkpoints. Call every method on all workers at once."""
+    """Writes and reads one worker's share of each checkpoint. Every method must be called on all workers at once."""
 
     def __init__(self, parts: Sequence[TrainedPart], seed: int, averages: Mapping[str, Policy] | None = None) -> None:
-        """Store the run's ``seed``, which is used for checkpoints written by a different number of workers.
+        """Prepare to save ``parts``. The run's ``seed`` is used to resume with a different number of workers.
 
-        ``averages`` are models by the names of their folders whose parameters change with those of the ``parts``.
+        ``averages`` maps folder names to moving averages of the models' parameters.
         """
         self._parts = parts
         self._averages = averages or {}
         self._seed = seed
-        # A separate group, so that messages of the background thread do not mix with those of training.
+        # Use a separate group, so that messages of the background thread and of training do not mix.
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
@@ -85,12 +85,12 @@ class CheckpointWorker:
         self._buffers = {part.name: _on_host(saved_buffers(part.learner.model)) for part in parts}
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Start writing to ``folder``; call :meth:`finish_save` to wait for completion.
+        """Start writing to ``folder``. Call :meth:`finish_save` to wait for completion.
 
         Args:
             background: Whether to copy everything to host memory first, so that training can continue immediately.
-            huggingface: Whether to also write ``<part>/huggingface``; each worker gathers the weights of its share of
-                the files in its host memory.
+            huggingface: Whether to also write ``<part>/huggingface``. Each worker then gathers the weights of its share
+                of these files in host memory.
         """
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
         # On a CPU, the copies need memory that the allocator still holds for tensors of the last step.
@@ -120,10 +120,10 @@ class CheckpointWorker:
         self._writing = self._thread.submit(write, folder, shards, weights, counts, generators, records)
 
     def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
-        """Return records of this worker's files, or None while writing. Together, the workers' records cover all files.
+        """Return records of the files written by this worker, or None if it has not finished and ``wait`` is False.
 
         Raises:
-            Exception: If writing failed on this worker, or in the exchange with other workers.
+            Exception: If writing failed on this worker or in the exchange with other workers.
         """
         assert self._writing is not None, "no checkpoint was begun"
         if not wait and not self._writing.done():
@@ -133,11 +133,11 @@ class CheckpointWorker:
     def load(self, folder: Path, step: int) -> None:
         """Restore the checkpoint of ``step``, which may have been written by any number of workers.
 
-        Optimizers and schedules keep the configured hyperparameters; only their progress is restored. Random generators
-        continue if the number of workers is unchanged; otherwise all of them are seeded with the seed plus ``step``.
+        Optimizers and schedules keep the configured hyperparameters. Only their progress is restored. Random generators
+        are restored if the number of workers is unchanged. Otherwise, all are seeded with the run's seed plus ``step``.
 
         Raises:
-            ConfigError: If the models have a different architecture.
+            ConfigError: If the architecture of a model differs from the checkpoint's.
         """
         for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
@@ -163,7 +163,7 @@ class CheckpointWorker:
         generators: str,
         records: dict[str, FileRecord],
     ) -> dict[str, FileRecord]:
-        """Write this worker's files, add their records to ``records``, and return the result."""
+        """Write this worker's files, add their records to ``records``, and return ``records``."""
         rank = dist.get_rank()
         attempt_of(folder).check(folder)
         for name, tensors in shards.items():
@@ -188,7 +188,7 @@ class CheckpointWorker:
         return records
 
     def _write_export(self, part: TrainedPart, target: Path, weights: Mapping[str, Tensor]) -> dict[str, FileRecord]:
-        """Write this worker's share of the weights in a model's folder and, on worker 0, the other files."""
+        """Write this worker's share of the weights to a model folder and, on worker 0, all other files of the model."""
         rank, files = dist.get_rank(), self._exports[part.name]
         target.mkdir(exist_ok=True)
         records = {}
@@ -205,7 +205,7 @@ class CheckpointWorker:
         write_architecture(self._exports[part.name].model, part.tokenizer, target, buffers)
 
     def _gather_share(self, part: TrainedPart) -> dict[str, Tensor]:
-        """Return this worker's share of an export in host memory: unsharded parameters, merged adapters and buffers."""
+        """Gather this worker's share of an export in host memory: full parameters with merged adapters, and buffers."""
         files = self._exports[part.name]
         mine = {name for file in files.share(dist.get_rank(), dist.get_world_size()) for name in files.files[file]}
         kept = {name: buffer for name, buffer in self._buffers[part.name].items() if name in mine}
@@ -216,15 +216,15 @@ class CheckpointWorker:
 
 
 class RecordingFiles(FileSystem):
-    """File system for ``torch.distributed.checkpoint`` that computes the records of files while writing them."""
+    """File system for ``torch.distributed.checkpoint`` that computes each file's record while the file is written."""
 
     def __init__(self) -> None:
         self.records: dict[str, FileRecord] = {}
-        """File name -> size and checksum."""
+        """Maps each file name to the file's size and checksum."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """Open a file for writing, and keep its record once it is closed."""
+        """Open a file for writing, and store its record when it is closed."""
         assert mode == "wb", mode
         with RecordedFile(Path(path)) as stream:
             yield stream
@@ -232,9 +232,9 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Return the file number, counted from 1, of each tensor by name; a new file starts after ``num_bytes``."""
+    """Map each tensor's name to the number of its file, starting at 1. A new file starts after ``num_bytes``."""
     numbers, total = {}, 0
-    # Sorted, because a resumed optimizer has its tensors in a different order.
+    # Sort the names, because a resumed optimizer has its tensors in a different order.
     for name in sorted(tensors):
         numbers[name] = 1 + total // num_bytes
         total += tensors[name].nbytes
@@ -242,10 +242,10 @@ def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int
 
 
 def training_state(learner: Learner) -> dict[str, Tensor]:
-    """Return the tensors that training changes, uncopied: trained parameters and the optimizer's moments.
+    """Return the tensors that training changes, without copying them: trained parameters and optimizer moments.
 
-    Tied parameters appear only once, and frozen ones are omitted. There are no moments before the optimizer's first
-    step; ``torch.distributed.checkpoint.state_dict`` would create them with a step on zero gradients, which counts.
+    Tied parameters are included once, and frozen parameters are omitted. There are no moments before the optimizer's
+    first step. ``torch.distributed.checkpoint.state_dict`` would create them, but by a counted step on zero gradients.
     """
     state = trained_parameters(learner.model)
     for name, parameter in learner.model.named_parameters():
@@ -255,7 +255,7 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that change, uncopied, by their names in the shards."""
+    """Return the trained parameters, without copying them, keyed by their names in the shards."""
     reshard(model)
     return {MODEL + name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
@@ -282,12 +282,12 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
 
 
 def load_shards(state: dict[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Restore tensors in place from the shards in ``folder``, by name."""
+    """Restore named tensors in place from the shards in ``folder``."""
     state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), process_group=group)
 
 
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Return the shape of every tensor in the shards by name, read from the file headers.
+    """Return the shape of every tensor in the shards, as read from the file headers, keyed by name.
 
     Raises:
         ConfigError: If the headers cannot be read.
@@ -303,10 +303,10 @@ def saved_shapes(folder: Path) -> dict[str, torch.Size]:
 def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
     """Check that the parameters in ``saved``, as returned by :func:`saved_shapes`, match ``expected``.
 
-    Names in ``expected`` have no prefix.
+    Unlike in ``saved``, names in ``expected`` have no prefix.
 
     Raises:
-        ConfigError: If they differ; the message names the first parameter that differs.
+        ConfigError: If names or shapes differ. The message names the first parameter that differs.
     """
     stored = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
     for name in sorted(stored.keys() | expected.keys()):
@@ -344,7 +344,7 @@ def _within(folder: str, records: Mapping[str, FileRecord]) -> dict[str, FileRec
 
 
 def _read_records(folder: Path, without: Collection[str] = ()) -> dict[str, FileRecord]:
-    """Return the records of small files that libraries have written: configurations, tokenizers and code."""
+    """Return the records of the small files written by libraries: configs, tokenizers and code."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in without)
     return {path.relative_to(folder).as_posix(): file_record(path) for path in files}
 

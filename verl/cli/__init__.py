@@ -1,1 +1,1 @@
-"""Translates command lines as users type them to Hydra overrides of our schema."""
+"""Translates the command lines that users type to Hydra overrides for our schema."""

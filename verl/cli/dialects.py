@@ -1,7 +1,7 @@
 """Determines whether a command uses veRL's options, the options of the paper's release, or only ours.
 
-A command with an option that only veRL or only the release has is treated as a command for veRL or the release: missing
-options default to ``preset=verl`` or ``preset=paper``. It can also contain our own options.
+A command with an option that exists only in veRL uses ``preset=verl`` by default; a command with an option that exists
+only in the release uses ``preset=paper``. Such a command can also contain our own options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ VERL_GROUPS = (
 )
 """Option groups that exist only in veRL."""
 SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
-"""Option groups shared with veRL; an option in them that only veRL has also identifies a veRL command."""
+"""Option groups shared with veRL; options in these groups that exist only in veRL also identify a veRL command."""
 
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
 """veRL's configuration files, whose values are in ``preset=verl``."""
 
 
 def is_release(line: CommandLine) -> bool:
-    """Return whether a command contains an option, or selects the engine, that exists only in the release."""
+    """Return whether a command contains an option or selects an engine that exists only in the release."""
     return bool(MARKS & line.options.keys()) or line.text(f"{ROLLOUT}.name") == "hidden_vllm"
 
 
@@ -65,7 +65,7 @@ def find_verl(key: str) -> tuple[Option, str] | None:
 
 
 def _is_ours(key: str) -> bool:
-    """Return whether ``key`` is one of our options or an entry of one, such as ``critic.model.override_config.x``."""
+    """Return whether ``key`` is one of our options or an option's entry, such as ``critic.model.override_config.x``."""
     parts = key.split(".")
     groups = [".".join(parts[:length]) for length in range(2, len(parts))]
     return key in SCHEMA or any(g in SCHEMA and g.endswith(("_kwargs", "override_config")) for g in groups)
@@ -84,23 +84,23 @@ def refuse_verl_name(key: str) -> None:
 
 @cache
 def trl_groups() -> list[dict[str, Any]]:
-    """Return the tables of TRL's options: ``heading``, ``text``, and ``rows`` from a name to what it is here."""
+    """Return the tables of TRL's options: ``heading``, ``text``, and ``rows`` that map names to their equivalents."""
     content: dict[str, Any] = yaml.load(Path(__file__).with_name("trl_options.yaml").read_text(), yaml.BaseLoader)
     return list(content["groups"])
 
 
 def trl_option(text: str) -> tuple[str, str]:
-    """Return our option in a row of TRL's, or an empty string if there is not just one, and the rest of the row."""
+    """Split a row of TRL's table into our option (empty if there is no single equivalent) and a remark."""
     option, _, remark = text.partition("; ")
     return (option, remark) if option in SCHEMA else ("", text)
 
 
 def refuse_trl_name(key: str, value: str) -> None:
-    """Raise a ``FlagError`` that names our equivalent if ``key`` is one of TRL's options and none of ours."""
+    """Raise a ``FlagError`` that names our equivalent if ``key`` is one of TRL's options but not one of ours."""
     group, _, leaf = key.rpartition(".")
     name = leaf.replace("-", "_")
     text = next((group["rows"][name] for group in trl_groups() if name in group["rows"]), None)
-    # Also below a group of ours, as in trainer.max_steps.
+    # TRL's names are also recognised inside our groups, as in trainer.max_steps.
     is_group = not group or any(option.startswith(f"{group}.") for option in SCHEMA)
     if text is None or key.replace("-", "_") in SCHEMA or key in VERL or not is_group:
         return
@@ -133,9 +133,9 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 
 
 def with_verl_file(line: CommandLine) -> CommandLine:
-    """Return the command with the values of its configuration file prepended; for veRL's own files, ``preset=verl``.
+    """Prepend the values in the command's configuration file to its overrides, unless it is one of veRL's files.
 
-    Raises ``FlagError`` if the file is missing, unreadable or not based on veRL's.
+    Raises ``FlagError`` if the file is missing, unreadable or not based on veRL's configuration.
     """
     kept, named = list[str](), {"name": CONFIG_NAMES[0], "folder": ""}
     rest = list(line.hydra)
@@ -167,7 +167,7 @@ def with_verl_file(line: CommandLine) -> CommandLine:
 
 
 def _flat(values: Any, prefix: str = "") -> list[str]:
-    """Return overrides for the values in a file."""
+    """Return overrides for nested values from a file."""
     if isinstance(values, Mapping):
         return [each for key, value in values.items() for each in _flat(value, f"{prefix}.{key}".lstrip("."))]
     return [f"{prefix}={word(values) if isinstance(values, str) else literal(values)}"]

@@ -15,11 +15,11 @@ LITERAL = ("[", "{", "'", '"', "$")
 def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
     """Convert shorthand ``arguments`` to Hydra's syntax.
 
-    Unless it is a sweep, ``benchmarks=a,b`` becomes ``benchmarks=[a,b]``, as for all list options. ``runs.mine.path=x``
-    becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping entries may be new.
-    Hydra's own flags are moved to the end.
+    Commas form a list for all list options, except in sweeps: ``benchmarks=a,b`` becomes ``benchmarks=[a,b]``.
+    ``runs.mine.path=x`` becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping
+    entries may be new. Hydra's own flags are moved to the end.
 
-    Raises ``FlagError`` if a flag is not one of Hydra's.
+    Raises ``FlagError`` if a flag is not one of Hydra's flags.
     """
     line = sort_arguments(arguments)
     if line.flags:
@@ -34,7 +34,7 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
     if not has_value or key.startswith("~"):
         return override
     hint, in_mapping = _option(schema, key.lstrip("+"))
-    # ++runs={...} adds entries to a mapping; without ++, Hydra accepts only existing ones.
+    # ++runs={...} adds entries to a mapping; without ++, Hydra accepts only existing entries.
     new_entries = in_mapping or (get_origin(hint) is dict and value.startswith("{"))
     if new_entries and not key.startswith("+"):
         key = f"++{key}"

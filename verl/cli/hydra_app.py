@@ -1,4 +1,4 @@
-"""Runs entry points with Hydra's command line, reporting invalid overrides in one line."""
+"""Runs entry points with Hydra's command line, and reports invalid overrides in one line."""
 
 import os
 import sys
@@ -24,8 +24,8 @@ def run_hydra(
 ) -> None:
     """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
 
-    With ``--multirun``, Hydra does this for every job, and the folder that it creates for the job is the run's folder;
-    a run's folder on the command line is that of the sweep. At the end, the command for a page of all runs is printed.
+    With ``--multirun``, Hydra does this for every job, with the job's folder as the run's folder. A run folder on the
+    command line becomes the sweep's folder. At the end, the command that reports all runs on one page is printed.
 
     Raises ``SystemExit`` with a message if the overrides cannot be composed or the config is invalid.
     """
@@ -43,7 +43,7 @@ def run_hydra(
 
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
         # The config itself cannot contain this value, because Hydra creates the folder only in sweeps. Insert it before
-        # the first override, because Hydra expects adjacent overrides and later ones take precedence.
+        # the first override, because Hydra expects adjacent overrides, and later overrides take precedence.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
         sys.argv[1:] = map(_folder_of_sweep, sys.argv[1:])
@@ -68,10 +68,10 @@ def run_hydra(
 
 
 def _folder_of_sweep(word: str) -> str:
-    """Return the override of a run's folder as that of a sweep, in which each job has a folder of its own.
+    """Replace an override of the run's folder by one of the sweep's folder, which has a subfolder for each job.
 
-    Otherwise, all jobs would share one folder, and the second would resume the first. Folders that are named after
-    options, and all other words, are returned unchanged.
+    Otherwise, all jobs would share one folder, and the second job would resume the first. All other arguments, and
+    folders that contain ``$`` or ``,``, are returned unchanged.
     """
     option, _, value = word.partition("=")
     return f"hydra.sweep.dir={value}" if option.lstrip("+") == RUN_FOLDER and not {*"$,"} & {*value} else word

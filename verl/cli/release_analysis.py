@@ -49,7 +49,7 @@ NO_COUNTERPART: dict[str, Any] = {
     "model.override_config": {},
     "model.lora_adapter_path": None,
 }
-"""Options of the release that an analysis lacks and that affect responses, with the only value allowed."""
+"""Options that affect responses but do not exist in an analysis, with the only value allowed for each option."""
 
 
 def analysis_arguments(line: CommandLine) -> list[str] | None:

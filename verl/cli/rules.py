@@ -172,7 +172,7 @@ def train_files(option: Option, value: str, line: CommandLine) -> list[str]:
 
 
 def _simplerl(name: str, folder: str, line: CommandLine) -> list[str]:
-    """Return the override for the complete prompts in SimpleRL-Zoo's files, unless the command chooses ``data``."""
+    """Return the override for SimpleRL-Zoo's complete prompts, or no override if the command sets ``data``."""
     if not folder.startswith("simplelr_") or "data" in line.options:
         return []
     note(f"{name}: prompts of SimpleRL-Zoo's files are complete, so they get no template (configs/data/simplerl.yaml)")
@@ -213,6 +213,6 @@ def suffix(option: Option, value: str, line: CommandLine) -> list[str]:
 FLAGS = load_table("release_flags.yaml", globals(), "scalar")
 """The release's flags, without dashes."""
 RELEASE = load_table("release_options.yaml", globals(), "unquoted")
-"""The release's Hydra options that do not exist in veRL or have another meaning there."""
+"""The release's Hydra options that do not exist in veRL or have a different meaning in veRL."""
 VERL = load_table("verl_options.yaml", globals(), "same")
-"""veRL's options; ``group.*`` matches all options of a group without a row of their own."""
+"""veRL's options; ``group.*`` matches the options in a group that have no row of their own."""

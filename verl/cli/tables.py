@@ -1,7 +1,7 @@
 """Reads the YAML tables that translate options of other command lines to ours.
 
-A file contains a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to those of our
-options that start with a dot; in all texts, ``$theirs`` and ``$ours`` stand for these two prefixes. A row is either the
+A file contains a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to our options
+that start with a dot. In all strings, ``$theirs`` and ``$ours`` are replaced by these two prefixes. A row is either the
 name of our option or a mapping with these keys:
 
 - ``to``: our option, or several, to set to the value; ``as``: its conversion, one of ``CONVERSIONS``
@@ -62,12 +62,12 @@ class CommandLine:
 
 
 def plain(markdown: str) -> str:
-    """Return the text without Markdown's code marks."""
+    """Return the text without Markdown's backticks."""
     return markdown.replace("`", "")
 
 
 Function = Callable[["Option", str, CommandLine], list[str]]
-"""f(option, value as typed, command) -> our overrides; the key ``by`` of a row names it."""
+"""f(option, value as typed, command) -> our overrides; rows refer to such a function with the key ``by``."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Option:
     section: str
     """Heading of the documentation table that contains the row."""
     row: int
-    """Index in the table. If two rows set the same option of ours, the later one takes precedence."""
+    """Index in the table. If two rows set the same option, the later row takes precedence."""
     convert: Callable[[str], str]
     to: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Option:
     meaning: str = ""
 
     def translate(self, value: str, line: CommandLine) -> list[str]:
-        """Return our overrides for the value of the option, as typed.
+        """Return our overrides for the option's value as typed.
 
         Raises ``FlagError`` if the option, or this value, is rejected.
         """
@@ -107,7 +107,7 @@ class Option:
         if any(line.text(option) in values for option, values in self.unless.items()):
             return []
         words = {same(part).lower() for part in elements(value) or ["null"]}
-        # An accepted value such as ${option:default} is that of another option.
+        # An accepted value such as ${option:default} refers to another option's value.
         references = r"\$\{([\w.]+):(\w+)\}"
         accepted = {re.sub(references, lambda name: line.text(name[1], name[2]), word).lower() for word in self.only}
         if self.only and words - accepted:
@@ -163,8 +163,8 @@ def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[st
     """Return the rows of a table file in this folder, keyed by name.
 
     Args:
-        functions: Functions that ``by`` may name.
-        convert: Conversion for rows without ``as``.
+        functions: Functions that a row may refer to with ``by``.
+        convert: Default conversion, for rows without ``as``.
     """
     # BaseLoader keeps scalars such as true, null and 1 as text, like user input. The C version is six times faster.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)

@@ -49,7 +49,7 @@ HYDRA_FLAGS = {
 MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
 """Options and groups that determine the model of a run."""
 MAPPINGS = ("data.generated.", "data.generated=")
-"""Beginnings of overrides that may add entries to a mapping."""
+"""Prefixes of overrides that may add entries to a mapping."""
 USER_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
 """Hydra's flags for adding the user's own configurations."""
 
@@ -75,7 +75,7 @@ def require_one_configuration(line: CommandLine) -> None:
 
 
 def read_line(arguments: Sequence[str]) -> CommandLine:
-    """Return the sorted arguments, with the release's Hydra options converted to its flags.
+    """Sort the arguments, and convert Hydra options of the paper's release to command-line flags of the release.
 
     Raises ``FlagError`` if a flag is unknown, or a value is missing or unsupported.
     """
@@ -116,7 +116,7 @@ def overrides_of(line: CommandLine) -> list[str]:
 
 
 def _with_our_options(line: CommandLine) -> CommandLine:
-    """Return a veRL command as our overrides, without the name of veRL's configuration."""
+    """Convert a veRL command to our overrides, without the flags that name veRL's configuration."""
     line = with_verl_file(line)
     line = replace(line, overrides=[_resolved(override, line.options) for override in line.overrides])
     translated, others = _translated(line, find_verl)
@@ -191,7 +191,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """Add ``preset=foreign`` to ``overrides`` if they name a model that is not embedded and choose no preset.
+    """Add ``preset=foreign`` to ``overrides`` if they select no preset and a model that is not embedded.
 
     Raises ``FlagError`` if a sweep contains both the embedded model and other models.
     """
@@ -228,7 +228,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
 
 
 def _choices(override: str) -> list[str]:
-    """Return the overrides to which a sweep expands, or the override itself if it is not a sweep."""
+    """Expand a sweep into its overrides; return the override itself if it is not a sweep."""
     try:
         parsed = OverridesParser.create().parse_overrides([override])[0]
         return [f"{override_key(override)}={value}" for value in parsed.sweep_string_iterator()]
@@ -263,7 +263,7 @@ def _hydra_value(hydra: Sequence[str], flags: Sequence[str]) -> str:
 def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] | None = None) -> CommandLine:
     """Sort the arguments into flags, overrides and Hydra's flags.
 
-    ``refuse``, if given, is called with the name and value of each override and unknown flag for a better error.
+    If given, ``refuse`` is called with the name and value of each override and unknown flag to raise a clearer error.
 
     Raises ``FlagError`` if a flag is unknown or its value is missing.
     """
@@ -289,7 +289,7 @@ def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] 
         else:
             if refuse is not None:
                 refuse(name.removeprefix("--"), value or ("" if not rest or rest[0].startswith("--") else rest[0]))
-            flags = [] if refuse is None else [f"--{flag}" for flag in FLAGS]  # eval.sh has none
+            flags = [] if refuse is None else [f"--{flag}" for flag in FLAGS]  # eval.sh has no flags of its own
             otherwise = "; TRAINING_CONFIG.md lists them" if flags else "; set options as in model.path=VALUE"
             hint = nearest(name, [*flags, *HYDRA_FLAGS]) or otherwise
             if name.startswith("--config"):

@@ -1,4 +1,4 @@
-"""Converts values as users type them to Hydra's syntax."""
+"""Converts the values that users type to Hydra's syntax."""
 
 import ast
 import math
@@ -17,7 +17,7 @@ class FlagError(ValueError):
 
 
 def scalar(text: str) -> str:
-    """Return the value of a flag: a number, a boolean in any case, or a word; comma-separated values form a sweep."""
+    """Convert a flag's value: a number, a boolean in any case, or a word; comma-separated values form a sweep."""
     return ",".join(word(part.strip()) for part in text.split(","))
 
 
@@ -29,7 +29,7 @@ def quoted(text: str) -> str:
 
 
 def listed(text: str) -> str:
-    """Return a list, written as in Python, ``['a b', 'c']``, in Hydra, ``[a b,c]``, or without brackets, ``40,80``."""
+    """Convert a list as in Python, ``['a b', 'c']``, as in Hydra, ``[a b,c]``, or without brackets, ``40,80``."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -40,14 +40,14 @@ def listed(text: str) -> str:
 
 
 def literal(value: object) -> str:
-    """Return a Python value in Hydra's syntax."""
+    """Convert a Python value to Hydra's syntax."""
     if isinstance(value, list | tuple):
         return f"[{','.join(literal(element) for element in value)}]"
     return quoted(value) if isinstance(value, str) else scalar(str(value))
 
 
 def word(text: str) -> str:
-    """Return a number, a boolean (typed in any case) or text in Hydra's syntax."""
+    """Convert a number, a boolean in any case, or text to Hydra's syntax."""
     if text.lower() in ("true", "false"):
         return text.lower()
     if text.lower() in ("none", "null"):
@@ -98,14 +98,14 @@ def files(value: str) -> str:
 
 
 def frequency(value: str) -> str:
-    """Return the number of steps between two events; 0, negative numbers, null and false (never, in veRL) become -1."""
+    """Convert a number of steps between events; 0, negative numbers, null and false, which mean never, become -1."""
     text = same(unquoted(value))
     off = text in ("false", "null") or text == "0" or text.startswith("-")
     return "-1" if off else text
 
 
 def count_or_zero(value: str) -> str:
-    """Return a number where 0 means no limit; null and negative numbers become 0."""
+    """Convert a limit; null and negative numbers become 0, which means no limit."""
     text = same(unquoted(value))
     return "0" if text == "null" or text.startswith("-") else text
 
@@ -159,7 +159,7 @@ CONVERSIONS: dict[str, Callable[[str], str]] = {
     "holds_hf_model": lambda value: str("hf_model" in elements(value)).lower(),
     "unescaped": lambda value: re.sub(r"[\\'\"]", "", value),
 }
-"""Conversions that ``as`` may name in an option table."""
+"""Conversions that rows of an option table may refer to with ``as``."""
 
 
 def override_key(override: str) -> str:

@@ -1,4 +1,4 @@
-"""Handles signals from schedulers, the exit code for requeueing, and the workers' environment variables."""
+"""Signals sent by schedulers, the exit code that requests a requeue, and the workers' environment variables."""
 
 import os
 import re
@@ -8,22 +8,22 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals with which a scheduler reclaims its machines; Slurm's ``--signal`` sends SIGUSR1 before the time limit."""
+"""Signals that schedulers send to reclaim machines. Slurm's option ``--signal`` sends SIGUSR1 before the time limit."""
 
 REPEATED_S = 5.0
-"""Seconds within which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
+"""Seconds for which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
 
 REQUEUE = os.EX_TEMPFAIL
-"""Exit code (75) of processes whose run should be restarted with the same command."""
+"""Exit code (75) of a process whose run should be restarted with the same command."""
 
 PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*", "VLLM_*", "OMP_*", "GOMP_*")
 """Name patterns of environment variables that are always passed to the workers on every machine."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")
-"""Variables that are specific to one machine; on other machines, Ray and the run set them."""
+"""Variables whose values apply to one machine only. Ray and the run set these variables on other machines."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
-"""Pattern for names of variables whose values must stay hidden, since Ray logs a worker's declared environment."""
+"""Pattern for names of variables whose values must not be logged. Ray logs a worker's declared environment."""
 
 
 def passed_variables(names: Sequence[str] = ()) -> dict[str, str]:
@@ -36,13 +36,13 @@ def passed_variables(names: Sequence[str] = ()) -> dict[str, str]:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the variable's value must stay hidden."""
+    """Return whether the value of the variable ``name`` must not be logged."""
     return SECRET.search(name) is not None
 
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block signals in processes started within the block; this process receives them after the block."""
+    """Block signals in processes started inside the block. This process receives the signals after the block."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Distinguishes program errors, which would recur, machine failures, after which a run resumes, and lack of memory."""
+"""Classifies failures: program errors, which would recur; machine failures, after which runs resume; lack of memory."""
 
 import re
 import resource
@@ -27,13 +27,13 @@ ON_GPU = {
     "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
     "ref": "set ref.param_offload=true",
 }
-"""Values of the placeholders in :data:`FIXES` for a GPU that runs out of memory."""
+"""Values for the placeholders in :data:`FIXES` if a GPU runs out of memory."""
 FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
 ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
 ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
-"""Placeholder values for a host that runs out of memory while it holds the models and every worker's libraries."""
+"""Values for the placeholders if the host runs out of memory and the models run on the CPU."""
 BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
-"""Fix if the host runs out of memory while the models are on GPUs."""
+"""Fix to suggest if the host runs out of memory although the models are on GPUs."""
 
 ENGINE = "lower rollout.max_num_seqs, {cache} or the longest response"
 SCORING = "lower actor.log_prob_micro_batch_size_per_gpu (log_prob_max_token_len_per_gpu with actor.use_dynamic_bsz)"
@@ -63,7 +63,7 @@ FIXES = {
     "save": "set trainer.async_save=false; {workers}",
     "load": "{hold}",
 }
-"""Mapping from worker methods to the options that lower their memory use."""
+"""Maps worker methods to options that lower their memory use."""
 
 PHASES = {
     "start": "start of models and engine",
@@ -76,32 +76,32 @@ PHASES = {
     **dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor"),
     "critic.update": "update_critic",
 }
-"""Mapping from worker methods to their phase in the log, if the names differ."""
+"""Maps each worker method whose phase has a different name in the log to that name."""
 
 ENGINE_MESSAGES = (
     "No available memory for the cache blocks",
     "is less than desired GPU memory utilization",
     "is larger than the available KV cache memory",
 )
-"""Substrings of the ``ValueError`` messages that vLLM raises when an engine finds too little memory."""
+"""Substrings of the messages of ``ValueError`` exceptions that vLLM raises if an engine has too little memory."""
 
 RAY_REPORT = (r"actual memory used=([\d.]+)GB", r" was ([\d.]+)GB used / ([\d.]+)GB limit")
-"""Patterns for Ray's message about a worker that it killed and about its machine; Ray's GB are GiB."""
+"""Patterns in Ray's report on a worker that it killed: memory of the worker and of its machine. Ray's GB are GiB."""
 
 DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
-"""Substrings of out-of-memory ``RuntimeError`` messages from torch on a CPU, CUDA, and vLLM's warm-up."""
+"""Substrings of ``RuntimeError`` messages about lack of memory, from torch on a CPU, CUDA, and vLLM's warm-up."""
 
 
 class WorkerError(RuntimeError):
-    """Raised if a worker raised or died; the message names the worker, the method and the reason."""
+    """Raised if a worker raised an exception or died. The message names the worker, the method and the reason."""
 
 
 class MachineError(WorkerError):
-    """Raised if a worker, a machine or the network failed, rather than the program.
+    """Raised if the cause of a failure is a worker, a machine or the network rather than the program.
 
     Args:
-        where: Worker and method if the worker's machine is still alive, otherwise empty. If the next attempt fails at
-            the same place and step, the program is considered at fault after all.
+        where: Worker and method if the worker's machine is still alive, otherwise empty. If the next attempt fails in
+            the same worker, method and step, the failure is considered a program error.
         rank: Rank of the lost worker, or None if several workers are affected.
     """
 
@@ -112,7 +112,7 @@ class MachineError(WorkerError):
 
 
 class HeadLost(MachineError):
-    """Raised if the head of the Ray cluster, and thus the cluster, is gone."""
+    """Raised if the head of the Ray cluster is lost, and thus the whole cluster."""
 
 
 class NoRoom(MachineError):
@@ -120,18 +120,18 @@ class NoRoom(MachineError):
 
 
 class RequeueError(WorkerError):
-    """Raised if this process cannot continue its run; restarting the same command resumes it."""
+    """Raised if this process cannot continue its run. Running the same command again resumes the run."""
 
 
 class NetworkError(RuntimeError):
-    """Raised in a worker whose connection to others broke, usually because one of them died."""
+    """Raised in a worker that lost its connection to other workers, usually because one of them died."""
 
 
 def is_network_error(error: BaseException) -> bool:
     """Return whether an operation failed because of another worker, the network or a device."""
     seen: BaseException | None = error
     while seen is not None:
-        # Ray lost an object, such as weights, together with the worker or machine that held it.
+        # Ray lost an object, such as weights, together with the worker or machine that stored it.
         if isinstance(seen, dist.DistError | NetworkError | ObjectLostError):
             return True
         if isinstance(seen, RuntimeError) and any(part in str(seen) for part in NETWORK_ERRORS):
@@ -159,7 +159,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def fix(method: str, terms: Mapping[str, str]) -> str:
-    """Return a fix that lowers the memory use of ``method``, phrased with :data:`ON_GPU` or :data:`ON_CPU`."""
+    """Return how to lower the memory use of ``method``, where ``terms`` is :data:`ON_GPU` or :data:`ON_CPU`."""
     return FIXES.get(method, "{hold}").format_map(terms)
 
 
@@ -182,11 +182,11 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: int, devi
 
 
 def killed_for_memory_line(report: str, method: str, device_type: str) -> str:
-    """Return the error message, without the worker's name, for a worker that Ray killed when host memory ran out.
+    """Return the error message, without the worker's name, for a worker that Ray killed for lack of host memory.
 
     Args:
         report: Ray's message, which contains the memory use of the worker and its machine.
-        device_type: Device that holds the models, ``cpu`` or ``cuda``.
+        device_type: Device of the models, ``cpu`` or ``cuda``.
     """
     used, machine = (re.search(pattern, report) for pattern in RAY_REPORT)
     peak = f" at {used[1]} GiB" if used else ""
@@ -196,7 +196,7 @@ def killed_for_memory_line(report: str, method: str, device_type: str) -> str:
 
 
 def driver_memory_line(error: Exception, phase: str) -> str:
-    """Return the error message for a driver that ran out of memory in ``phase`` of the log."""
+    """Return the error message for a driver that ran out of memory in ``phase``, as named in the log."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     fix = "lower data.train_batch_size, data.val_batch_size, rollout.n or the longest response"
     return f"{phase}: the driver ran out of host memory at a peak of {peak:.1f} GiB; {fix} ({_reason(error)})"

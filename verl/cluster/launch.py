@@ -3,8 +3,8 @@
 python -m verl.cluster.launch PYTHON -m MODULE ARGUMENT ...
 
 scripts/cluster.sh runs this module with the variables described in docs/multinode.md. Machine 0 starts the cluster and
-runs the command; the others join, wait, and exit with the command's exit code. The code is sent through the cluster
-itself, so it does not require a shared folder.
+runs the command. All other machines join, wait, and exit with the command's exit code. The exit code is sent through
+the cluster itself, so no shared folder is needed.
 """
 
 import os
@@ -34,21 +34,21 @@ from verl.utils.process import private_files
 NAMESPACE = b"verl"
 EXIT_CODE = b"exit code"
 PATIENCE_S = 20.0
-"""Seconds for which a wrong token is tolerated, since the folder may be stale or on a slow network drive."""
+"""Seconds for which a wrong token is tolerated, since the folder may be outdated or on a slow network drive."""
 LOST_S = 30.0
 """Seconds without a reply from the head after which a machine gives up."""
 GOODBYE_S = 15.0
 """Seconds to wait for other machines to read the exit code, and for an ending cluster to free its port."""
 FAILED_S = 10.0
-"""Seconds for which machine 0 keeps its failure mark; marks older than 1.5 times this are considered stale."""
+"""Seconds for which machine 0 keeps its failure mark. Marks older than 1.5 times this value are ignored."""
 FILES = ("token", "address", "failed", "ray-*.log")
-"""Patterns of the files that are written to ``VERL_CLUSTER_DIR``."""
+"""Patterns of the names of files written to ``VERL_CLUSTER_DIR``."""
 
 RayProcess = subprocess.Popen[bytes]
 
 
 class Start(NamedTuple):
-    """Settings of one machine for a joint run: MASTER_ADDR, MASTER_PORT, VERL_CLUSTER_DIR, NNODES and NODE_RANK."""
+    """Settings of one machine of a cluster: MASTER_ADDR, MASTER_PORT, VERL_CLUSTER_DIR, NNODES and NODE_RANK."""
 
     host: str
     port: int
@@ -58,13 +58,13 @@ class Start(NamedTuple):
 
     @property
     def ray_options(self) -> tuple[str, str]:
-        """Options of ``ray start`` on every machine."""
+        """Options of ``ray start`` that every machine needs."""
         # CPU workers share cores; their number is limited by trainer.n_gpus_per_node, not by the number of cores.
         return f"--num-cpus={max(64, len(os.sched_getaffinity(0)))}", f"--labels=verl-rank={self.rank}"
 
 
 def lead(start: Start, command: Sequence[str]) -> int:
-    """Start the cluster as machine 0, run the command, and publish and return its exit code."""
+    """Start the cluster as machine 0, run the command, publish its exit code, and return it."""
     for number in SIGNALS:
         signal.signal(number, lambda *_: sys.exit(REQUEUE))
     own = claim(start)
@@ -79,7 +79,7 @@ def lead(start: Start, command: Sequence[str]) -> int:
             code = run_child(with_nnodes(command, start.nnodes))
             publish(head, code, start.nnodes - 1)
     except ConfigError:
-        # Without this mark, the others would wait for VERL_JOIN_TIMEOUT.
+        # Without this mark, all other machines would wait for VERL_JOIN_TIMEOUT.
         (start.folder / "failed").write_text(f"ray start failed on {socket.gethostname()}")
         time.sleep(FAILED_S)
         remove(start.folder, FILES[:3])
@@ -89,7 +89,7 @@ def lead(start: Start, command: Sequence[str]) -> int:
 
 
 def join(start: Start) -> int:
-    """Join machine 0's cluster, wait for its command to finish, and return the exit code."""
+    """Join machine 0's cluster, wait until machine 0's command has finished, and return its exit code."""
     if not os.environ.get("RAY_AUTH_TOKEN"):
         os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(start.folder / "token"))
     head = wait(start, float(os.environ.get("VERL_JOIN_TIMEOUT", 1800)))
@@ -101,7 +101,7 @@ def join(start: Start) -> int:
 
 
 def use(head: str, command: list[str]) -> int:
-    """Run the command on the cluster at ``head``, joining it temporarily if this machine is not part of it."""
+    """Run the command on the cluster at ``head``. If this machine is not part of the cluster, join it temporarily."""
     check_head(head)
     nodes = GcsClient(address=head).get_all_node_info(timeout=10).values()
     if {node.node_manager_address for node in nodes if node.state == 0} & {*own_addresses(), "127.0.0.1"}:
@@ -116,7 +116,7 @@ def say(text: str) -> None:
 
 
 def address(host: str) -> str:
-    """Return the address of this machine on the route to ``host``."""
+    """Return this machine's address on the route to ``host``, or raise ``ConfigError`` if it cannot be found."""
     try:
         return address_towards(host)
     except OSError as error:
@@ -124,7 +124,7 @@ def address(host: str) -> str:
 
 
 def claim(start: Start) -> str:
-    """Return the address of this machine as machine 0; raise ``ConfigError`` if another cluster uses folder or port."""
+    """Return machine 0's own address. Raise ``ConfigError`` if another cluster uses the folder or port."""
     require_private(start.folder)
     own, deadline = address(start.host), time.monotonic() + GOODBYE_S
     head = f"{own}:{start.port}"
@@ -143,7 +143,7 @@ def claim(start: Start) -> str:
 
 
 def wait(start: Start, limit_s: float) -> str:
-    """Return the head's ``host:port`` once it accepts the token; raise ``ConfigError`` on failure or timeout."""
+    """Wait until the head accepts the token, and return its address. Raise ``ConfigError`` on failure or timeout."""
     name, mark = f"machine 0 at {start.host}:{start.port}", start.folder / "failed"
     deadline, announced = time.monotonic() + limit_s, False
     while True:
@@ -165,7 +165,7 @@ def wait(start: Start, limit_s: float) -> str:
 
 
 def _find_head(start: Start) -> tuple[str, str]:
-    """Return the head's address (read from the folder if its name does not resolve) and any problem with it."""
+    """Return the head's address (read from the folder if its name does not resolve) and the problem with it, or ""."""
     head, path = "", os.environ.get("RAY_AUTH_TOKEN_PATH")
     with suppress(OSError):
         found = socket.gethostbyname(start.host)
@@ -185,7 +185,7 @@ def _find_head(start: Start) -> tuple[str, str]:
 def require_private(folder: Path) -> None:
     """Raise ``ConfigError`` if other accounts can write to the folder.
 
-    They could replace the token and the address, and thus the code that the cluster runs.
+    Other accounts could replace the token and the address, and thus run code on the cluster's machines.
     """
     with suppress(FileNotFoundError):
         status = folder.stat()
@@ -196,7 +196,7 @@ def require_private(folder: Path) -> None:
 
 
 def make_token(folder: Path) -> None:
-    """Create a token for this cluster that only this user can read, unless the user has set one."""
+    """Create a token for this cluster that only this user can read. Keep the user's token if one is set."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         file = folder / "token"
@@ -209,7 +209,7 @@ def make_token(folder: Path) -> None:
 
 
 def remove(folder: Path, patterns: Sequence[str]) -> None:
-    """Remove this module's files, and the folder if it is then empty, since the user may keep other files there."""
+    """Remove this module's files, and the folder if it is empty afterwards. The user may keep other files there."""
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         path.unlink(missing_ok=True)
     with suppress(OSError):
@@ -218,7 +218,7 @@ def remove(folder: Path, patterns: Sequence[str]) -> None:
 
 @contextmanager
 def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
-    """Run ``ray start`` during the block and log its output to the folder; raise ``ConfigError`` if it fails."""
+    """Run ``ray start`` during the block, with its output logged to the folder. Raise ``ConfigError`` if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"ray-{socket.gethostname()}.log"
     # Only metrics and tokens go through the object store.
@@ -254,7 +254,7 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
 
 
 def _ray_settings() -> dict[str, str]:
-    """Return settings that make Ray give up on a silent machine or head as soon as the run does."""
+    """Return settings that make Ray give up on an unresponsive machine or head after the same time as the run."""
     silent_s = int(os.environ.get("VERL_DETECTION_S", 60))
     settings = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
     settings |= {"health_check_failure_threshold": 3, "gcs_rpc_server_reconnect_timeout_s": silent_s}
@@ -279,14 +279,14 @@ def run_child(command: Sequence[str]) -> int:
 
 
 def with_nnodes(command: Sequence[str], nnodes: int) -> list[str]:
-    """Return the command with ``trainer.nnodes`` before its first override, so that the user's own value wins."""
+    """Insert ``trainer.nnodes`` before the command's first override, so that the user's value takes precedence."""
     overrides = (i for i, word in enumerate(command) if i >= 3 and "=" in word and not word.startswith("-"))
     place = next(overrides, len(command))
     return [*command[:place], f"trainer.nnodes={nnodes}", *command[place:]]
 
 
 def publish(head: str, code: int, others: int) -> None:
-    """Publish the exit code and wait until all other machines have read it, or return at once if the head is gone."""
+    """Publish the exit code and wait until all other machines have read it. Return at once if the head is lost."""
     deadline = time.monotonic() + GOODBYE_S
     if reachable(head):
         with suppress(RpcError):
@@ -299,9 +299,9 @@ def publish(head: str, code: int, others: int) -> None:
 
 
 def follow(head: str, rank: int, ray: RayProcess) -> int:
-    """Wait for the run's exit code and return it, or :data:`REQUEUE` if the head is gone."""
+    """Wait for the run's exit code and return it, or :data:`REQUEUE` if the head is lost."""
     client, heard = None, time.monotonic()
-    # Slurm signals every machine before the job ends; the driver then saves, and still needs this machine.
+    # Slurm signals every machine before the job ends; the driver then saves a checkpoint and still needs this machine.
     line = f"machine {rank}: %s: waiting for the end of the run; SIGINT ends this machine at once"
     for number in SIGNALS:
         signal.signal(number, lambda number, _: say(line % signal.Signals(number).name))

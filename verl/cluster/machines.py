@@ -1,4 +1,4 @@
-"""Finds, or waits for, machines of the Ray cluster that are alive, respond and have room for workers."""
+"""Finds or waits for machines of the Ray cluster that are alive, respond and have room for workers."""
 
 import os
 import time
@@ -13,21 +13,21 @@ from verl.cluster.failures import NoRoom, RequeueError
 from verl.config.errors import ConfigError
 
 LOOK_S = 1.0
-"""Seconds between two counts of machines."""
+"""Seconds between two checks of the number of machines."""
 ANSWER_S = 20.0
-"""Maximum seconds for a machine to start a process and respond."""
+"""Maximum number of seconds for a machine to start a process and respond."""
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
-"""Mapping from device types to Ray's resource names."""
+"""Maps each device type to Ray's name of the resource."""
 
 
 Say = Callable[[str], None]
-"""Function that shows a line to the user."""
+"""Function that prints a line to the user."""
 Interrupt = Callable[[], None]
-"""Function that runs at least once a second during a wait; an exception ends the wait."""
+"""Function that is called at least once a second during a wait. If the function raises an exception, the wait ends."""
 
 
 def never() -> None:
-    """Do not interrupt a wait."""
+    """Do nothing; used as :data:`Interrupt` if nothing is to end a wait."""
 
 
 class Machine(NamedTuple):
@@ -35,9 +35,9 @@ class Machine(NamedTuple):
 
     host: str
     resources: dict[str, float]
-    """Total resources, whether in use or not."""
+    """All resources, whether in use or free."""
     rank: str
-    """Machine number if scripts/cluster.sh started Ray there, otherwise empty."""
+    """Machine number if scripts/cluster.sh started Ray on the machine, otherwise empty."""
 
 
 class MachineSetup(NamedTuple):
@@ -50,7 +50,7 @@ class MachineSetup(NamedTuple):
 
 
 def living_machines() -> dict[str, Machine]:
-    """Return the living machines by node id; Ray takes a while to notice that a machine is gone."""
+    """Return the living machines, keyed by node id. Ray takes a while to notice that a machine is lost."""
     return {
         node["NodeID"]: Machine(node["NodeManagerHostname"], node["Resources"], node["Labels"].get("verl-rank", ""))
         for node in ray.nodes()
@@ -59,7 +59,7 @@ def living_machines() -> dict[str, Machine]:
 
 
 def machines_with(count: int, device_type: str) -> dict[str, Machine]:
-    """Return the living machines with at least ``count`` GPUs or CPUs, by node id."""
+    """Return the living machines that have at least ``count`` GPUs or CPUs, keyed by node id."""
     return {
         node: machine
         for node, machine in living_machines().items()
@@ -73,10 +73,10 @@ def run_on(
     limit_s: float = ANSWER_S,
     interrupt: Interrupt = never,
 ) -> dict[str, Any]:
-    """Run a function once on each of several machines; ``calls`` maps node ids to the function's arguments there.
+    """Run a function once on each machine. ``calls`` maps the machines' node ids to the function's arguments.
 
-    Returns results by node id, without machines that were lost or did not respond within ``limit_s``. Raises
-    ``RayTaskError`` if the function raised.
+    Returns results by node id, except for machines that were lost or did not respond within ``limit_s``. Raises
+    ``RayTaskError`` if the function raised an exception.
     """
     task: Any = ray.remote(function)
     alive, results, deadline = living_machines(), {}, time.monotonic() + limit_s
@@ -106,9 +106,9 @@ def run_on(
 def wait_for_machines(
     nnodes: int, workers_per_node: int, device_type: str, timeout_s: float, say: Say, interrupt: Interrupt = never
 ) -> None:
-    """Wait before a run until ``nnodes`` machines have room for the workers, logging every machine that joins.
+    """Wait until ``nnodes`` machines have room for a run's workers, and log how many have joined.
 
-    Raises ``ConfigError`` after ``timeout_s`` seconds, which lists the joined and, if known, the missing machines.
+    Raises ``ConfigError`` after ``timeout_s`` seconds, with a list of the joined and, if known, missing machines.
     """
     resource = RESOURCES[device_type]
     for there, waited in _counts(lambda: len(machines_with(workers_per_node, device_type)), nnodes, say, interrupt):
@@ -128,9 +128,9 @@ def gather_machines(
     say: Say,
     interrupt: Interrupt,
 ) -> int:
-    """Wait before a restart for ``nnodes`` machines, or after ``limit_s`` for ``min_nnodes``, and return their number.
+    """Wait for ``nnodes`` machines before a restart, or for ``min_nnodes`` after ``limit_s``, and return their number.
 
-    Raises ``RequeueError`` if fewer than ``min_nnodes`` machines respond after twice ``limit_s``.
+    Raises ``RequeueError`` if fewer than ``min_nnodes`` machines respond after 2 * ``limit_s`` seconds.
     """
     for there, waited in _counts(lambda: _answering(workers_per_node, device_type), nnodes, say, interrupt):
         if waited >= limit_s and there >= min_nnodes:
@@ -144,9 +144,9 @@ def gather_machines(
 def wait_for_room(
     groups: Sequence[tuple[int, int]], device_type: str, limit_s: float, say: Say, interrupt: Interrupt
 ) -> None:
-    """Wait until the cluster has room for all groups of (machines, workers per machine) at the same time.
+    """Wait until the cluster has room for all ``groups``, given as (machines, workers per machine), at the same time.
 
-    Raises ``NoRoom`` if there is still no room after ``limit_s`` seconds.
+    Raises ``NoRoom`` if there is not enough room after ``limit_s`` seconds.
     """
     resource = RESOURCES[device_type]
 
@@ -164,7 +164,7 @@ def wait_for_room(
 
 
 def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
-    """Return whether machines with ``sizes`` devices have room for all groups of (machines, devices on each).
+    """Return whether machines with ``sizes`` devices have room for all ``groups`` (machines, devices per machine).
 
     Each group uses the smallest machines that have enough room.
     """
@@ -179,7 +179,7 @@ def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
 
 
 def _counts(count: Callable[[], int], nnodes: int, say: Say, interrupt: Interrupt) -> Iterator[tuple[int, float]]:
-    """Yield the number of machines and the seconds waited until there are ``nnodes``, logging changes."""
+    """Yield the number of machines and the seconds waited, and log changes, until there are ``nnodes`` machines."""
     started, seen = time.monotonic(), -1
     while (there := count()) < nnodes:
         yield there, time.monotonic() - started
@@ -192,13 +192,13 @@ def _counts(count: Callable[[], int], nnodes: int, say: Say, interrupt: Interrup
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
-    """Count the machines with room for workers that actually run a task, since Ray also lists unreachable machines."""
+    """Count the machines that have room for workers and respond, since Ray also lists unreachable machines."""
     machines = machines_with(workers_per_node, device_type)
     return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), never))
 
 
 def _describe(nnodes: int, resource: str) -> str:
-    """Return a list of the machines that joined, with their resources, and of the missing ones."""
+    """Return a line that says which machines have joined, how much ``resource`` each has, and which are missing."""
     machines = living_machines().values()
     text = ", ".join(sorted(f"{one.host} ({one.resources.get(resource, 0):g} {resource}s)" for one in machines))
     ranks = {machine.rank for machine in machines}

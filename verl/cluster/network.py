@@ -1,4 +1,4 @@
-"""Finds addresses and free ports of this machine, and checks whether other ports are reachable."""
+"""Finds this machine's addresses and free ports, and checks whether an address is reachable."""
 
 import random
 import socket
@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 LOOPBACK = "127.0.0.1"
-"""Only address used by runs on a single machine."""
+"""The only address that a run on a single machine uses."""
 
 
 def loopback_interface() -> str:
@@ -18,7 +18,7 @@ def loopback_interface() -> str:
 
 
 def reachable(address: str, timeout_s: float = 2.0) -> bool:
-    """Return whether a process listens at ``host:port``."""
+    """Return whether a process accepts connections at ``address``, ``host:port``."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         return False
@@ -30,7 +30,7 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
 
 
 def own_addresses() -> dict[str, str]:
-    """Return a mapping from this machine's IPv4 addresses to their interfaces, without the loopback."""
+    """Return the network interfaces of this machine by IPv4 address, excluding the loopback."""
     return {
         entry.address: name
         for name, entries in psutil.net_if_addrs().items()
@@ -61,7 +61,7 @@ def address_towards(host: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens; raise ``OSError`` if none is found."""
+    """Return a port on which no process listens, or raise ``OSError`` if none is found."""
     # Stay below the ephemeral range so that no outgoing connection takes the port before the workers do.
     ports = random.SystemRandom().sample(range(20000, 30000), k=100)
     for port in ports:

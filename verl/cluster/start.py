@@ -1,4 +1,4 @@
-"""Starts the workers' Ray cluster, selects their device, and keeps Ray's files private."""
+"""Starts the Ray cluster of a run, selects the workers' device, and keeps Ray's files private."""
 
 import logging
 import os
@@ -31,10 +31,10 @@ ALONE = (
 )
 
 SMALLEST_STORE_MB = 256
-"""Minimum shared memory of a cluster, sufficient for small batches."""
+"""Minimum shared memory of a cluster in MiB, which is enough for small batches."""
 
 BYTES_PER_TOKEN = 4 * 4
-"""Maximum bytes per token in transit: its id and three values, such as log-probabilities of two policies and an
+"""Maximum number of bytes sent per token: its id and three values, such as the log-probabilities of two policies and an
 advantage (:class:`verl.batch.serialization.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -42,21 +42,21 @@ SHARED_MEMORY = Path("/dev/shm")
 START_TRIES = 4
 """Number of attempts to start a local cluster."""
 SLOW_START = "timed out during startup"
-"""Substring of Ray's error message when its own processes do not start within half a minute."""
+"""Substring of Ray's error message if its processes do not start within half a minute."""
 KILL_S = 10.0
-"""Seconds to wait for a killed Ray process to exit."""
+"""Seconds to wait until a killed Ray process has exited."""
 
 PRIVATE = 0o077
 DEVICE_FILES = Path("/dev")
 LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-"""Maximum length of the private folder's path; the system limits socket paths to 107 characters."""
+"""Maximum length of the private folder's path. The operating system limits socket paths to 107 characters."""
 
 
 def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> int:
-    """Return the shared memory in MiB for one sent and one returned batch, each of ``num_rows * num_tokens`` tokens.
+    """Return the shared memory in MiB for a sent and a returned batch, each of ``num_rows * num_tokens`` tokens.
 
-    Only tokens and per-token values are sent between processes, plus ``weight_bytes`` of weights, counted twice because
-    old weights may still be stored when new ones arrive. The result is capped at 80% of the free shared memory.
+    Processes exchange only tokens, per-token values and ``weight_bytes`` of weights. The weights are counted twice
+    because old weights may still be stored when new ones arrive. The result is at most 80% of the free shared memory.
     """
     needed = 2 * (num_rows * num_tokens * BYTES_PER_TOKEN + weight_bytes) >> 20
     there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize
@@ -64,14 +64,14 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 
 
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
-    """Return ``cuda`` or ``cpu``, resolving ``auto`` to ``cuda`` if there is a GPU.
+    """Return ``cuda`` or ``cpu``. Resolve ``auto`` to ``cuda`` if there is a GPU, otherwise to ``cpu``.
 
-    A GPU that torch cannot use is an error: otherwise, a run might spend days on the CPU before anyone notices.
+    A GPU that torch cannot use raises an error. Otherwise, a run might use the CPU for days before the user notices.
 
-    On a cluster, all of its machines are checked for GPUs, since they may differ from this one.
+    On a cluster, all machines are checked for GPUs, since they may differ from this machine.
 
-    Raises ``ConfigError`` if torch sees no GPU although ``device`` is ``cuda`` or this machine has one, or if there is
-    no cluster for ``nnodes`` machines.
+    Raises ``ConfigError`` if torch finds no GPU although ``device`` is ``cuda`` or this machine has a GPU, or if
+    ``nnodes`` is above 1 and there is no cluster.
     """
     if not cluster_address():
         if nnodes > 1:
@@ -88,13 +88,13 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
     if device != "auto":
         return device
     with ray_cluster(nnodes * workers_per_node, device):
-        # Machines with GPUs may join later than machines without.
+        # Machines with GPUs may join later than machines without GPUs.
         wait_for_machines(nnodes, 0, "cpu", timeout_s, lambda text: None)
         return "cuda" if machines_with(1, "cuda") else "cpu"
 
 
 def unused_gpu() -> str:
-    """Return the device file of an NVIDIA GPU that this process may use, or an empty string."""
+    """Return the device file of an NVIDIA GPU that this process may open, or an empty string if there is none."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
         return ""
     for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*")):
@@ -106,7 +106,7 @@ def unused_gpu() -> str:
 
 
 def gpus_per_machine() -> int:
-    """Return this machine's number of GPUs, or on a cluster, the smallest nonzero number of any machine."""
+    """Return this machine's number of GPUs or, on a cluster, the smallest number among machines with GPUs."""
     if not cluster_address():
         return torch.cuda.device_count()
     with ray_cluster(1, "cuda"):
@@ -116,12 +116,12 @@ def gpus_per_machine() -> int:
 
 @contextmanager
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
-    """Connect to the Ray cluster at :func:`cluster_address`, or start a local one, for the duration of the block.
+    """Connect to the Ray cluster at :func:`cluster_address`, or start a local cluster, for the duration of the block.
 
-    A local cluster is stopped after the block and leaves no processes, no token in the home folder and, unless the
-    block raised, no files. It has ``object_store_mb`` of shared memory.
+    A local cluster has ``object_store_mb`` of shared memory and is stopped after the block. A local cluster leaves no
+    processes and no token in the home folder. Ray's files are kept only if the block raised an exception.
 
-    Raises ``ConfigError`` if the cluster does not respond or refuses the token, or if a local one does not start.
+    Raises ``ConfigError`` if the cluster does not respond or rejects the token, or if a local cluster does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -167,10 +167,10 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
 
 
 def _init_ray(**options: Any) -> None:
-    """Call ``ray.init``, retrying if a local cluster does not start within the half minute that Ray allows.
+    """Call ``ray.init``, and retry if a local cluster does not start within the half minute that Ray waits.
 
-    This happens on a busy machine, where processes of the previous attempt may still be exiting. Raises ``ConfigError``
-    after the last attempt.
+    Slow starts happen on a busy machine, on which processes of the previous attempt may still be exiting. Raises
+    ``ConfigError`` after the last attempt.
     """
     for tries_left in reversed(range(START_TRIES)):
         before = set(psutil.Process().children(recursive=True))
@@ -194,17 +194,17 @@ def _init_ray(**options: Any) -> None:
 
 
 def private_folder() -> Path:
-    """Return this user's private folder for Ray's temporary files, since folders that Ray creates are world-writable.
+    """Return the user's private folder for Ray's temporary files. Folders that Ray creates itself are world-writable.
 
-    It is located in RAY_TMPDIR, or in /tmp by default.
+    The private folder is in RAY_TMPDIR (default: /tmp).
 
-    Raises ``ConfigError`` if its path is too long for the sockets that Ray creates in it.
+    Raises ``ConfigError`` if the folder's path is too long for the sockets that Ray creates in it.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or "/tmp").absolute()  # noqa: S108
     folder = parent / f"verl-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Another user may have created it to read our files, or as a link that makes us change another folder.
+        # Another user may have created it to read the run's files, or as a link to a folder that would be changed.
         if not folder.is_symlink():
             make_private(folder)
         status = folder.lstat()
@@ -221,7 +221,7 @@ def private_folder() -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Remove all permissions of other users from a file or folder that belongs to this user."""
+    """Revoke all permissions of other users on a file or folder that belongs to this user."""
     with suppress(OSError):
         mode = path.stat().st_mode & 0o777
         if mode & PRIVATE and path.stat().st_uid == os.getuid():

@@ -2,7 +2,7 @@
 
 python -m verl.cluster.submit ADDRESS FOLDER SCRIPT ARGUMENT ...
 
-Prints the job's output; Ctrl-C and SIGTERM stop the job. Exits with the script's exit code.
+Prints the job's output and exits with the script's exit code. Ctrl-C and SIGTERM stop the job.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from verl.cluster.environment import is_secret, passed_variables
 from verl.cluster.ray_head import use_token
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")
-"""Variables that the script itself reads. Secrets belong in the cluster's environment: Ray shows a job's variables."""
+"""Variables that the script itself reads. Set secrets in the cluster's environment: Ray shows a job's variables."""
 
 ENDED = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1}
 

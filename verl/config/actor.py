@@ -42,10 +42,10 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "clip_cov": ("clip_low", "clip_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
     "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
 }
-"""``actor.policy_loss`` -> the options it reads."""
+"""``actor.policy_loss`` -> the options that it uses."""
 
 SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
-"""Policy losses that average first over the tokens of each response, then over responses."""
+"""Policy losses that, by default, average first over the tokens of each response and then over responses."""
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -55,20 +55,20 @@ class LearnerConfig(Group):
     """Update options shared by the policy and the critic."""
 
     ppo_mini_batch_size: PositiveInt
-    """Number of prompts per optimizer step over all workers, at most ``data.train_batch_size``. It need not divide that
-    size or be a multiple of the number of workers: shares are padded with rows that have no effect."""
+    """Number of prompts per optimizer step over all workers, at most ``data.train_batch_size``. It need not divide the
+    batch size or be a multiple of the number of workers, because shares are padded with rows that have no effect."""
     ppo_epochs: PositiveInt
     """Number of passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward and backward pass on one worker; affects memory and speed, never the gradient.
-    Unlike in veRL, it need not divide a worker's share of a mini-batch: a smaller last pass is weighted accordingly."""
+    It need not divide a worker's share of a mini-batch, unlike in veRL: a smaller last pass is weighted accordingly."""
     use_dynamic_bsz: bool
     """Fill micro-batches by token count instead of response count, and balance tokens over workers. Responses that
     share a prompt (``model.share_prompts``) stay together. The gradient does not change."""
     ppo_max_token_len_per_gpu: PositiveInt
     """Maximum number of prompt and response tokens per forward and backward pass on one worker if ``use_dynamic_bsz``
-    is set. The limits of workers that split sequences (``model.ulysses_sequence_parallel_size``) are added, and the sum
-    must fit a whole sequence. A shared prompt counts once, plus a sixteenth for each further response."""
+    is set. Workers that split sequences (``model.ulysses_sequence_parallel_size``) add up their limits, and the sum
+    must fit a whole sequence. A shared prompt counts once, plus 1/16 of its length for each additional response."""
     optim: OptimConfig
 
 
@@ -79,40 +79,39 @@ class ActorConfig(LearnerConfig):
     log_prob_micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward pass on one worker when only log-probabilities are computed."""
     log_prob_max_token_len_per_gpu: PositiveInt
-    """Like ``ppo_max_token_len_per_gpu``, for passes that compute only log-probabilities."""
+    """Like ``ppo_max_token_len_per_gpu``, but for forward passes that compute only log-probabilities."""
     policy_loss: Annotated[str, custom_or(list(LOSS_OPTIONS))]
     """``ppo_clip`` clips the probability ratio of each token, and ``gspo`` the ratio of the whole response. ``cispo``
     weights the log-probability of each token by the token's clipped ratio. ``gmpo`` takes the geometric mean of a
     response's ratios, with log-ratios clipped to [-``clip_ratio_low``, ``clip_ratio_high``]. ``gpg`` uses the
     log-probability without a ratio, as in REINFORCE (arXiv 2504.02546), and ``dro`` adds the squared log-ratio
-    (``dro_beta``; arXiv 2405.19107). ``dppo_tv`` weights as ``cispo`` does, but leaves out tokens whose probability has
-    changed too much, and ``dppo_kl`` those whose binary KL divergence is too large (arXiv 2602.04879). ``sapo``
-    smoothly reduces a token's gradient as its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347).
-    ``clip_cov`` is ``ppo_clip`` without a few randomly chosen tokens whose advantage and log-probability have a large
-    covariance; ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv
-    2505.22617). Any other value names a custom function, ``module:function`` or ``file.py:function``
-    (docs/extending.md)."""
+    (``dro_beta``; arXiv 2405.19107). ``dppo_tv`` is like ``cispo``, but excludes tokens whose probability has changed
+    too much; ``dppo_kl`` excludes tokens whose binary KL divergence is too large (arXiv 2602.04879). ``sapo`` smoothly
+    reduces a token's gradient as its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov``
+    is ``ppo_clip`` without a few randomly chosen tokens whose advantage and log-probability have a large covariance;
+    ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Any
+    other value names a custom function, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
     policy_loss_kwargs: dict[str, Any]
     """Additional keyword arguments of a custom policy loss."""
     clip_ratio_low: float | None
     """Lower clip range, in (0, 1]: the probability ratio is clipped at 1 - ``clip_ratio_low``. For ``gmpo``, it applies
     to the log-ratio and may be any positive number. For ``dppo_tv`` it bounds the decrease of the probability, and for
     ``dppo_kl`` the divergence of tokens with negative advantages. Null selects the default of ``policy_loss``: 3e-4 for
-    ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for the
-    others."""
+    ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for
+    other losses."""
     clip_ratio_high: PositiveFloat | None
-    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``; for ``dppo_tv`` and ``dppo_kl``,
-    as ``clip_ratio_low``, for increases and positive advantages. Null selects 4e-4 for ``gspo``, 0.4 for ``gmpo``, 0.15
-    for ``dppo_tv``, 0.05 for ``dppo_kl`` and 0.2 for the others."""
+    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv`` it bounds the
+    increase of the probability, and for ``dppo_kl`` the divergence of tokens with positive advantages. Null selects
+    4e-4 for ``gspo``, 0.4 for ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
-    -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the largest weight of a token. Null sets no limit."""
+    -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the maximum weight of a token. Null sets no limit."""
     tau_pos: PositiveFloat
     """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
     tau_neg: PositiveFloat
-    """Like ``tau_pos``, for zero and negative advantages."""
+    """Like ``tau_pos``, but for zero and negative advantages."""
     dro_beta: PositiveFloat | None
-    """Weight of half the squared log-ratio in ``dro``, above 0; required with that loss, and null with others."""
+    """Weight of half the squared log-ratio in ``dro``, above 0; required for ``dro``, and null for other losses."""
     clip_cov_ratio: Share
     """Share of a micro-batch's tokens that ``clip_cov`` excludes, in (0, 1]."""
     clip_cov_lb: float
@@ -128,17 +127,17 @@ class ActorConfig(LearnerConfig):
     tokens of the optimizer step, and ``token-sum`` adds them up. The other modes reduce each response to one value,
     then average over responses: ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and
     ``seq-mean-token-sum-norm`` the sum divided by ``data.max_response_length`` (Dr.GRPO). Null selects
-    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for the others. A custom policy loss
-    with one value per response is always averaged over responses."""
+    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for other losses. A custom policy
+    loss with one value per response is always averaged over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
     """Compute probability ratios, and the KL divergence in the reward, from the log-probabilities that the rollout
-    engine recorded, instead of recomputing these before the update. This saves a forward pass (and the metrics
-    ``rollout_corr/*``) unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
-    metric or the advantage estimator needs that pass. Because the ratio already corrects for the engine,
-    ``algorithm.rollout_correction.rollout_is`` works only with ``policy_loss=gpg``, and takes its weights from the
-    policy being trained."""
+    engine recorded, instead of recomputing these before the update. This saves a forward pass and omits the metrics
+    ``rollout_corr/*``, unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
+    metric or the advantage estimator needs that pass. Since the ratio already corrects for the engine,
+    ``algorithm.rollout_correction.rollout_is`` requires ``policy_loss=gpg``, and its weights come from the policy being
+    trained."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
@@ -147,16 +146,16 @@ class ActorConfig(LearnerConfig):
     """Per-token estimator of the KL divergence if ``use_kl_loss=true``: ``kl`` or ``k1``, the log-ratio; ``abs``, its
     absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratios are clamped to [-20,
     20] and whose values are clamped to at most 10, where the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
-    value but uses the gradient of ``k2``, which is never clamped and on policy equals the gradient of the divergence.
-    ``k1`` without ``+`` has a zero-mean gradient on policy and prints a warning. Any other value names a custom
-    estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
+    value but uses the gradient of ``k2``, which is never clamped and is the exact gradient on policy. ``k1`` without
+    ``+`` has a zero-mean gradient on policy and prints a warning. Any other value names a custom estimator,
+    ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``kl_loss_type``."""
     use_unbiased_kl: bool
     """Weight the KL estimate by the probability ratio between the policy and the sampling policy, with log-ratios
-    clamped to [-20, 20], so that the gradient stays unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv
-    2512.02556). This also corrects the gradient of ``k1``. For ``k1``, ``k3`` and custom estimators, the weight itself
-    is differentiated."""
+    clamped to [-20, 20]. This keeps the gradient unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv
+    2512.02556). This also corrects the gradient of ``k1``. For ``k1``, ``k3`` and custom estimators, the weight is also
+    differentiated."""
 
     def check(self) -> None:
         loss = self.policy_loss
@@ -188,12 +187,12 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether GSPO's clip range is as wide as a per-token one, so that mean ratios are never clipped."""
+        """Whether GSPO's clip range is so wide (as for per-token ratios) that mean ratios are never clipped."""
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property
     def kl_gradient_vanishes(self) -> bool:
-        """Whether the KL loss has a gradient with mean 0 on policy."""
+        """Whether the gradient of the KL loss has mean 0 on policy."""
         k1 = self.use_kl_loss and self.kl_loss_coef > 0 and self.kl_loss_type in ("kl", "k1")
         return k1 and not self.use_unbiased_kl
 

@@ -33,7 +33,7 @@ class AnalysisOptions(Group):
     mode: Literal["allin", "exploit", "explore"]
     """Tables to write: ``exploit`` (one row per response), ``explore`` (one row per prompt) or ``allin`` (both)."""
     prompt_files: list[str]
-    """Prompt files in veRL's layout (docs/data.md). Each is analysed like a benchmark named after the file, and every
+    """Prompt files in veRL's layout (docs/data.md). Each file is analysed like a benchmark of the same name, and every
     prompt must be a single user turn."""
     layer: int
     """Layer whose metrics keep the release's names without a prefix, and whose hidden states are compared between
@@ -43,7 +43,7 @@ class AnalysisOptions(Group):
     repetition_n: PositiveInt
     """Length of the n-grams in ``n_gram_repetition_rate``, at least 1."""
     kl_floor: Annotated[float, within("(0, 1)")]
-    """Minimum token frequency in ``pairwise_kl_div``, in (0, 1); without common tokens, it is about -log(kl_floor)."""
+    """Minimum token frequency in ``pairwise_kl_div``, in (0, 1); disjoint token sets yield about -log(kl_floor)."""
     reflection_words: list[str]
     """Words and phrases that ``reflection_words`` counts, ignoring case and matching whole words only."""
     response_pairs: list[Pair]
@@ -51,7 +51,7 @@ class AnalysisOptions(Group):
     prompt_pairs: list[Pair]
     """Like ``response_pairs``, for prompt metrics."""
     outcome: Literal["correctness", "test_score_0"]
-    """Metric to correlate all others with: ``correctness`` or ``test_score_0``."""
+    """Metric to correlate with all other metrics: ``correctness`` or ``test_score_0``."""
     draws: PositiveInt
     """Number of bootstrap resamples of the prompts for each interval, at least 1."""
 
@@ -70,7 +70,7 @@ class AnalysisOptions(Group):
 
 @dataclass(frozen=True)
 class AnalysisConfig(EvaluationConfig):
-    """All options of one run of ``verl.trainer.main_analysis``, including an evaluation's."""
+    """All options of one run of ``verl.trainer.main_analysis``, including the options of an evaluation."""
 
     policy: ReadingPolicyConfig
     analysis: AnalysisOptions
@@ -102,5 +102,5 @@ class AnalysisConfig(EvaluationConfig):
 
 
 def parse_analysis_config(tree: DictConfig) -> AnalysisConfig:
-    """Like ``parse_config``, but first calls :func:`verl.config.evaluation.complete_runs`."""
+    """Complete the runs with ``complete_runs``, then parse the config with ``parse_config``."""
     return parse_config(AnalysisConfig, complete_runs(tree))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 from verl.config.checks import NAMES_ONCE, NAMES_ONE, Group, PositiveInt, custom_or, require_import_path
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
-"""Metrics of a response at one layer, in the order that ``calculator.metric_indices`` refers to."""
+"""Metrics of a response at one layer; ``calculator.metric_indices`` contains indices into this list."""
 
 TokenMetric = Literal["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
 """Token metrics, which need no hidden states, named as in the paper's later release."""
@@ -15,7 +15,7 @@ SVDMethod = Literal["full", "lowrank"]
 
 
 def name_of(metric: str) -> str:
-    """Return the name of a metric, which for an import path is the name of the function."""
+    """Return the name of a metric, or the function's name if ``metric`` is an import path."""
     return metric.rpartition(":")[2].rpartition(".")[2] if ":" in metric else metric
 
 
@@ -28,28 +28,27 @@ class CalculatorConfig(Group):
     source: Literal["rollout", "actor"]
     """Source of the hidden states: ``rollout`` is the engine during sampling; ``actor`` is the forward pass that
     computes the policy's log-probabilities, for engines that cannot return hidden states. With ``actor``, validation
-    needs this pass in addition. Evaluations support only ``rollout``."""
+    requires an additional forward pass. Evaluations support only ``rollout``."""
     compare_versions: bool
     """With ``source=rollout``, also measure responses sampled by older weights (``async_training``) under the policy
-    that learns from them, and log by lag how much effective rank, velocity and acceleration differ between the policy
-    and the engine (docs/metrics.md). Does not affect learning. Costs the same extra pass as ``source=actor``."""
+    that learns from them. Differences in effective rank, velocity and acceleration are logged by lag (docs/metrics.md);
+    learning is not affected. This requires the same extra forward pass as ``source=actor``."""
     layers: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, others
-    are decoder layers' outputs. Logged in this order as ``layer_1``, ``layer_2``, ...; Phi is their mean."""
+    are decoder outputs. They are logged in this order as ``layer_1``, ``layer_2``, ...; Phi is averaged over them."""
     metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
-    """The metrics to compute: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective
-    Rank."""
+    """Metrics by index, from 0: Response Entropy 1, Effective Rank, Traditional Rank, Curvature, Log Effective Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
-    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. They
-    require decomposing every prefix, which is slower than all built-in metrics except 2. The analysis computes them
-    only for whole responses."""
+    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. Custom
+    metrics require decomposing every prefix, which is slower than any built-in metric except 2. The analysis computes
+    them only for whole responses."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
     """Token metrics for ``reward_manager`` and the log, in nats, identical in every layer and without velocity:
     ``avg_log_probs``, the mean log-probability of the response's tokens under the policy; ``avg_response_entropy``, the
     entropy of the token frequencies within the response; ``avg_logits_entropy``, the mean entropy of the distributions
     from which its tokens were sampled. ``module:function`` or ``file.py:function`` adds a metric named after the custom
-    function (docs/extending.md). Must be empty in an evaluation."""
+    function (docs/extending.md). The list must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: PositiveInt
@@ -57,9 +56,9 @@ class CalculatorConfig(Group):
     prefix_rule: Literal["after_stride", "after_stride_and_whole", "at_stride_and_whole"]
     """Prefix lengths for velocity and acceleration, where s is ``diff_stride``. ``after_stride``: s + 1, 2s + 1, ...
     rows. ``after_stride_and_whole``: the same lengths, plus the whole response as the last prefix even if it duplicates
-    one; responses shorter than 2s have no prefixes (method ``optimized`` of the paper's later release).
-    ``at_stride_and_whole``: s, 2s, ... rows, plus the whole response if they leave out more than one row (the release's
-    method ``batched``). Also applies to ``compute_cumulative_global_metrics``."""
+    a prefix; responses shorter than 2s have no prefixes (method ``optimized`` of the paper's later release).
+    ``at_stride_and_whole``: s, 2s, ... rows, plus the whole response if these leave out more than one row (the
+    release's method ``batched``). Also applies to ``compute_cumulative_global_metrics``."""
     max_seq_len: PositiveInt | None
     """Maximum number of tokens per response used for velocity and acceleration (512 in the paper's first release), or
     null for all. With ``after_stride_and_whole``, the whole response is not added as a prefix if it was cut; with
@@ -70,9 +69,9 @@ class CalculatorConfig(Group):
     """Precision of the effective, log effective and traditional rank of whole responses: ``float64``, or ``bfloat16``
     to round them to 8 significant bits as in the paper's release (301 becomes 300). Other metrics are never rounded."""
     zeroth_order_svd_method: SVDMethod
-    """Spectrum of the whole response: ``full``, or ``lowrank`` for just the ``svd_rank`` largest singular values."""
+    """Spectrum of the whole response: ``full``, or ``lowrank`` for only the ``svd_rank`` largest singular values."""
     diff_svd_method: SVDMethod
-    """Like ``zeroth_order_svd_method``, for the prefixes of velocity and acceleration. ``full`` is exact and faster."""
+    """Like ``zeroth_order_svd_method``, but for velocity and acceleration. ``full`` is exact and faster."""
     svd_rank: PositiveInt
     """Number of singular values that ``lowrank`` keeps, at least 1."""
     diff_calculator_method: Literal["optimized", "original"]
@@ -89,20 +88,21 @@ class CalculatorConfig(Group):
     compute_global_metrics: bool
     """Log the metrics ("global/<name>") of a matrix whose rows are the mean hidden states of the batch's responses."""
     compute_cumulative_global_metrics: bool
-    """Log the velocity and acceleration of that matrix over the responses ("cumulative/<name> diff")."""
+    """Log velocity and acceleration over the rows of ``compute_global_metrics``'s matrix ("cumulative/<name> diff")."""
     global_diff_stride_train: PositiveInt
-    """Number of responses between consecutive prefixes of that matrix in training, at least 1."""
+    """Number of responses between prefixes for ``compute_cumulative_global_metrics`` in training, at least 1."""
     global_diff_stride_val: PositiveInt
     """Like ``global_diff_stride_train``, for validation."""
     shuffle_within_groups: bool
-    """In training, give each response the rank metrics, token metrics and mean state of a random response to the same
-    prompt before anything reads or logs them: the control of every method that reads hidden states. Of n responses, one
-    keeps its own on average. The permutation follows from ``seed`` and the step. Metrics of prefixes and turns stay."""
+    """In training, randomly permute the rank metrics, token metrics and mean states of the responses to each prompt
+    before they are used or logged. This is a control experiment for methods that use hidden states. On average, one of
+    the n responses to a prompt keeps its own values. The permutation depends on ``seed`` and the step. Prefix and turn
+    metrics are not shuffled."""
     keep_prefixes: bool
     """Also return the metrics of each prefix, which ``trainer.samples.tokens`` stores; unused in an evaluation."""
 
     def measured_by(self, source: str) -> bool:
-        """Return whether ``source``, either ``rollout`` or ``actor``, measures rank metrics."""
+        """Return whether rank metrics are measured by ``source``, either ``rollout`` or ``actor``."""
         return self.enable and (self.source == source or (self.compare_versions and source == "actor"))
 
     def check(self) -> None:
@@ -128,6 +128,11 @@ class CalculatorConfig(Group):
     def base_names(self) -> list[str]:
         """Metric names without suffixes, in the order of ``metric_indices`` and then ``own_metrics``."""
         return [*(BASE_METRICS[i] for i in self.metric_indices), *self.own_names]
+
+    @property
+    def prefix_extra(self) -> int:
+        """Number of rows of a velocity prefix beyond a multiple of ``diff_stride``."""
+        return 0 if self.prefix_rule == "at_stride_and_whole" else 1
 
     @property
     def metric_names(self) -> list[str]:

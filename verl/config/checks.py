@@ -1,4 +1,4 @@
-"""Checks options, by rules in field annotations and by ``require`` calls for rules between fields.
+"""Checks options with rules in the annotations of single fields and ``require`` calls for combinations of fields.
 
 Each error names the field, its value and the fix.
 """
@@ -25,11 +25,11 @@ UNSUPPORTED = {
     *("sglang", "trtllm", "tensorrt_llm", "lmdeploy", "megatron"),
     *("trackio", "comet_ml", "clearml", "neptune", "aim", "dvclive", "vemlp_wandb", "rl_insight"),
 }
-"""Engines and trackers of other frameworks that no option takes."""
+"""Engines and trackers of other frameworks that no option accepts."""
 
 
 def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
-    """If ``value`` is not one of the choices, raise a ``ConfigError`` that lists them and suggests the nearest one."""
+    """Raise a ``ConfigError`` that lists the choices and suggests the nearest one if ``value`` is not among them."""
     if value in choices:
         return  # fast path, because this runs for each record of a data file
     near = get_close_matches(value, choices, n=1)
@@ -54,7 +54,7 @@ def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, A
 
 
 Check = Callable[[str, Any], None]
-"""Function in a field's annotation that takes the field's name and value and raises ``ConfigError`` if invalid."""
+"""Function in a field's annotation that raises ``ConfigError`` if the field with this name has an invalid value."""
 
 
 def rule(holds: Callable[[Any], bool], fix: str) -> Check:

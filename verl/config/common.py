@@ -38,7 +38,7 @@ RepetitionPenalty = Annotated[
 ]
 
 ALL_LINEAR = "all-linear"
-"""Placeholder for every linear layer in ``lora.target_modules``."""
+"""Placeholder for all linear layers in ``lora.target_modules``."""
 PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 """Attention kernels that respect the row boundaries of a packed sequence."""
 
@@ -54,8 +54,8 @@ class LoraConfig(Group):
     target_modules: Annotated[list[str], NAMES_ONE]
     """Names of the linear layers to adapt, such as ``q_proj``; ``all-linear`` means all but the output head."""
     dropout: Annotated[float, within("[0, 1)")]
-    """Dropout probability of the adapters' inputs during updates, in [0, 1); other passes use none. In reinforcement
-    learning, dropout moves the probability ratio away from 1 before the first step; use 0 unless adapters overfit."""
+    """Dropout probability of the adapters' inputs during updates, in [0, 1); other passes use no dropout. In RL,
+    dropout moves the probability ratio away from 1 before the first step; use 0 unless adapters overfit."""
 
     def check(self) -> None:
         alone = ALL_LINEAR not in self.target_modules or len(self.target_modules) == 1
@@ -67,13 +67,13 @@ class FSDPConfig(Group):
     """Sharding of a model's weights and optimizer over workers, and their offloading to host memory."""
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
-    """Number of consecutive ranks that share one copy of the model (hybrid sharding). Must divide the number of
-    workers. -1 shares one copy among all workers. Null selects -1, except for models of at most 50 million parameters,
-    which take longer to gather than to compute with: every worker has a copy of these."""
+    """Number of consecutive ranks that share one copy of the model (hybrid sharding). It must divide the number of
+    workers. -1 shares one copy among all workers. Null selects -1, or one copy per worker for models of at most 50
+    million parameters, because gathering their weights takes longer than the computation."""
     param_offload: bool
-    """Keep parameters in pinned host memory while no phase uses them. Saves no memory on a CPU."""
+    """Keep parameters in pinned host memory while no phase uses them. This saves no memory on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer state in host memory except during the optimizer step. Saves no memory on a CPU."""
+    """Keep the optimizer state in host memory except during the optimizer step. This saves no memory on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
         """Return the number of workers that share one copy of a large model in a run with ``workers`` workers."""
@@ -99,26 +99,26 @@ class ModelConfig(Group):
     trust_remote_code: bool
     """Allow running code from the model folder."""
     gradient_checkpointing: bool
-    """Keep one activation per decoder layer, and recompute the others in the backward pass. This saves memory, takes
-    about a third more time and does not change the gradient."""
+    """Keep one activation per decoder layer and recompute all others in the backward pass. This saves memory, takes
+    about a third more time, and does not change the gradient."""
     use_remove_padding: bool
     """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
     share_prompts: bool
     """Process each distinct prompt in a micro-batch only once for all of its responses. Does not change the results.
-    Applies to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among
-    workers; the critic and the reward model always process whole rows."""
+    This applies to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among
+    workers. The critic and the reward model always process whole rows."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and ``liger-kernel``."""
     ulysses_sequence_parallel_size: PositiveInt
-    """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). Must divide the
+    """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). It must divide the
     number of workers and the number of attention heads. Values above 1 need ``use_remove_padding``."""
     logits_chunk_size: NotNegativeInt
     """Number of tokens per worker whose logits are held in memory at once; log-probabilities and entropies are computed
     in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter, saved by ``peft`` as safetensors, to continue training, or null. Its rank, scale and
-    layers override ``lora``. The reference policy is the model without the adapter. Applies only to the policy."""
+    """Folder of a LoRA adapter from which the policy continues training, saved by ``peft`` as safetensors, or null. The
+    adapter's rank, scale and layers override ``lora``. The reference policy is the model without the adapter."""
     fsdp: FSDPConfig
 
     @property
@@ -162,16 +162,16 @@ class OptimConfig(Group):
     """Schedule after the warm-up: ``constant``, or ``linear`` or half-wave ``cosine`` decay until the last step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
     """Number n of optimizer steps with linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ..., and ``lr`` after
-    n steps. -1 uses ``lr_warmup_steps_ratio``. Unlike here, veRL counts training steps and starts at a rate of 0."""
+    n steps. -1 uses ``lr_warmup_steps_ratio``. In contrast, veRL counts training steps and starts at a rate of 0."""
     lr_warmup_steps_ratio: Probability
     """Share of the run's optimizer steps used for warm-up, in [0, 1], rounded down; needs ``lr_warmup_steps=-1``."""
     min_lr_ratio: Probability
     """Final learning rate of the decay, as a fraction of ``lr``."""
     grad_clip: PositiveFloat
-    """Maximum global gradient norm; larger gradients are scaled down to it."""
+    """Maximum global gradient norm; gradients with a larger norm are scaled down."""
     max_skipped_updates: NotNegativeInt
-    """Maximum number of consecutive optimizer steps to skip because of a non-finite gradient; if more would be skipped,
-    the run ends. The metric ``skipped_updates`` counts them. With 0, the first non-finite gradient ends the run."""
+    """Maximum number of consecutive optimizer steps to skip because of a non-finite gradient; after that, the run ends.
+    The metric ``skipped_updates`` counts skipped steps. With 0, the first non-finite gradient ends the run."""
 
     def check(self) -> None:
         fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
@@ -181,7 +181,7 @@ class OptimConfig(Group):
         self.require(self.lr_warmup_steps_ratio == 0 or steps == -1, "lr_warmup_steps_ratio", unused)
 
     def cut_to(self, total_steps: int) -> Self:
-        """Return these options with a warm-up that is no longer than the run."""
+        """Return these options with the warm-up limited to the length of the run."""
         return replace(self, lr_warmup_steps=min(self.lr_warmup_steps, total_steps))
 
     def warmup_steps(self, total_steps: int) -> int:
@@ -205,16 +205,16 @@ class MachineOptions(Group):
     nnodes: Machines
     """Number of machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
-    """Seconds to wait until an existing cluster has ``nnodes`` machines, above 0; the run then fails and names the
-    missing ones. After a failure, it waits this long again, and then as long for ``min_nnodes`` machines."""
+    """Seconds to wait for ``nnodes`` machines in an existing cluster, above 0; if any are still missing, the run fails
+    and names them. After a failure, the run waits this long for ``nnodes`` again, then for ``min_nnodes``."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
     training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
     least 256 MiB and at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
     """Names of environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*,
-    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. Their values are taken from the environment
-    of the command and never written to disk."""
+    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. The values are taken from the command's
+    environment and never written to disk."""
 
     def check(self) -> None:
         fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
@@ -231,7 +231,7 @@ class RunConfig(MachineOptions):
     default_local_dir: str
     """Folder for all output of the run. ``resume_mode`` determines whether a run in this folder is resumed."""
     n_gpus_per_node: WorkersPerMachine
-    """Number of workers per machine: one per GPU, or this many CPU processes."""
+    """Number of workers per machine; each worker uses one GPU or, without GPUs, is a CPU process."""
     total_epochs: PositiveInt
     """Number of passes over the training data. An incomplete last batch is dropped."""
     total_training_steps: NotNegativeInt
@@ -242,7 +242,7 @@ class RunConfig(MachineOptions):
     """Save a checkpoint every N steps and after the last step; 0 saves only after the last step, -1 never."""
     report_freq: Frequency
     """Write the run's report, ``report.html`` (docs/report.md), every N steps and at the end of the run; 0 writes it
-    only at the end, -1 never. A separate process writes the report, so it does not delay training."""
+    only at the end, -1 never. A separate process writes the report, so training is not delayed."""
     resume_mode: Literal["auto", "disable", "path"]
     """``auto`` resumes from the latest complete checkpoint in ``default_local_dir``, if there is one. ``disable``
     requires a new or empty folder. ``path`` resumes from ``resume_from_path``, or from a later checkpoint that an
@@ -250,11 +250,11 @@ class RunConfig(MachineOptions):
     resume_from_path: str | None
     """Checkpoint folder, ``.../global_step_N``, of this or another run; used with ``resume_mode=path``."""
     resume_changed: Literal["refuse", "warn"]
-    """Whether to resume if the training data, the tokenizer, verifiers, reward functions, environments or tools have
-    changed since the checkpoint was written: ``refuse`` ends the run with their names, ``warn`` continues."""
+    """Action on resuming if the training data, tokenizer, verifiers, reward functions, environments or tools have
+    changed since the checkpoint was written: ``refuse`` ends the run and lists the changes; ``warn`` continues."""
     max_ckpt_to_keep: NotNegativeInt
-    """Number of recent checkpoints to keep in addition to the best one; older ones are removed once a new one is
-    complete. 0 keeps all checkpoints."""
+    """Number of recent checkpoints to keep in addition to the best checkpoint; older checkpoints are removed once a new
+    checkpoint is complete. 0 keeps all checkpoints."""
     save_hf_model: bool
     """Also write the model to ``actor/huggingface`` in each checkpoint, in the format that ``transformers`` and vLLM
     load. If false, ``python -m verl.trainer.main_export`` can export it later."""
@@ -264,27 +264,28 @@ class RunConfig(MachineOptions):
     """Maximum number of restarts from the latest checkpoint after a worker, a machine or the network fails or hangs.
     Program errors always end the run, as do errors that occur twice in a row in the same step and worker."""
     min_nnodes: int | None
-    """Minimum number of machines to continue with if some do not return after a failure, or null for ``nnodes``."""
+    """Minimum number of machines to continue with if machines do not return after a failure, or null for ``nnodes``."""
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
-    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost, and after which
-    workers that have lost the driver exit. Environment variables set Ray's own timeout (docs/multinode.md)."""
+    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost. Workers exit if
+    they lose the driver for this long. Ray has a separate timeout, which is set with environment variables (see
+    docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
     """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
-    starting. At the limit, all workers' Python stacks are written to ``logs/`` and the attempt ends; 0 sets none."""
+    starting. At the limit, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 sets no limit."""
     nccl_timeout_s: Seconds
-    """Timeout of collective operations in seconds; must exceed the time that worker 0 takes to read the model."""
+    """Timeout of collective operations in seconds, which must exceed the time that worker 0 takes to read the model."""
     preemption_grace_s: SecondsOrZero
     """Time limit in seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with
     code 75. A step that takes longer is abandoned, and the latest checkpoint remains; 0 sets no limit."""
     profile_steps: list[Step]
     """Steps in which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
-    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks it
-    up by the GPU's name; for unknown GPUs, no utilisation is logged."""
+    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks up
+    the speed by the GPU's name; no utilisation is logged for unknown GPUs."""
 
     def saves_in_background(self, device_type: str) -> bool:
-        """Whether training continues while a checkpoint is written."""
+        """Return whether training continues while a checkpoint is written."""
         return device_type == "cuda" if self.async_save is None else self.async_save
 
     def check(self) -> None:
@@ -311,16 +312,16 @@ class RunConfig(MachineOptions):
 
     @property
     def world_sizes(self) -> list[int]:
-        """Numbers of workers with which the run can continue, from ``nnodes`` machines down to ``min_nnodes``."""
+        """Worker counts with which the run can continue, from ``nnodes`` machines down to ``min_nnodes`` machines."""
         fewest = self.nnodes if self.min_nnodes is None else self.min_nnodes
         return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
     def saves_nothing(self, total_steps: int) -> bool:
-        """Whether a run of ``total_steps`` ends without a checkpoint."""
+        """Return whether a run of ``total_steps`` ends without a checkpoint."""
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
+        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if it is set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 

@@ -36,7 +36,7 @@ class Mistakes:
     def raise_all(self) -> None:
         """Raise a ``ConfigError`` with one line per collected mistake, if there are any.
 
-        Other models inherit options of ``model``, so their mistakes are reported only once, for ``model``.
+        Other models inherit options from ``model``, so mistakes in these options are reported only once, for ``model``.
         """
         kept: list[str] = []
         for line in self.lines:

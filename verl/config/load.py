@@ -1,4 +1,4 @@
-"""Parses and validates configs, from Hydra's untyped tree to the frozen dataclasses."""
+"""Parses and validates configs, and converts Hydra's untyped tree to the frozen dataclasses."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LARGEST_INTEGER = 2**32 - 1
 """Largest integer accepted as an option, such as a seed; engines may multiply integers and store them in 64 bits."""
 LARGEST_NUMBER = 3.4e38
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-"""A value that is that of another option."""
+"""Pattern of a value that refers to another option."""
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _WRITE = "; write option=value, in quotes where the value has special characters: 'option=\"a b\"'"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
@@ -48,19 +48,19 @@ def at_least(least: int, *lengths: Any) -> int:
 
 
 _FITTED: dict[tuple[str, str], tuple[int, str]] = {}
-"""Option and model -> the value that :func:`fitting` returned, and a note on it. Hydra also evaluates options that it
-does not use, for example before the command line is applied."""
+"""Option and model -> the value that :func:`fitting` returned, and a note to print if the value is used. Hydra also
+evaluates options that it does not use, for example before the command line is applied."""
 
 
 @cache
 def fitting(option: str, length: int, total: int, path: str) -> int:
-    """Return the value of an option of ``length`` tokens, in proportion lower if a local model takes under ``total``.
+    """Return an option's ``length`` in tokens, scaled down if a local model supports fewer than ``total`` tokens.
 
     Use it in YAML as ``${fitting:data.max_prompt_length,512,1536,${model.path}}``.
     """
     try:
         limit = json.loads(Path(find_model(str(path)), "config.json").read_text())["max_position_embeddings"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a hub id, or a file that may hold anything
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a hub id, or a malformed file
         return length
     if type(limit) is not int or not 0 < limit < total:
         return length
@@ -78,7 +78,7 @@ def _value_at(tree: Any, option: str) -> Any:
 
 
 def _print_fitted(values: Any) -> None:
-    """Print once which of a config's ``values`` are lower than its preset's, to fit its model."""
+    """Print the note for each of a config's ``values`` that :func:`fitting` scaled down, but only once."""
     path = str(_value_at(values, "model.path"))
     for option in [option for option, of_model in _FITTED if of_model == path]:
         if _value_at(values, option) == _FITTED[option, path][0]:
@@ -86,12 +86,12 @@ def _print_fitted(values: Any) -> None:
 
 
 def is_embedded(model_path: str) -> bool:
-    """Return whether the path is one of the tiny models of the embedded tasks."""
+    """Return whether the path is that of a tiny model for the embedded tasks."""
     return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
 
 
 def by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
-    """Return the value for this kind of model; use it in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
+    """Return the value for the model at ``path``; use it in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
     return embedded if is_embedded(str(path)) else pretrained
 
 
@@ -135,7 +135,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _without_inherited(lines: list[str], tree: DictConfig) -> list[str]:
-    """Drop the mistakes of options whose value is that of another option, such as ``${model.path}``, with a mistake."""
+    """Drop mistakes in options whose values refer to another invalid option, as in ``${model.path}``."""
     options = [re.split("[=:]", line, maxsplit=1)[0] for line in lines]
     raw, wrong = OmegaConf.to_container(tree, resolve=False), {*options}
 
@@ -269,7 +269,7 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
 
 
 def explain(error: HydraException, schema: type) -> str:
-    """Return Hydra's error in one line, which suggests the nearest known key if a key is unknown."""
+    """Return Hydra's error as one line; if a key is unknown, the line suggests the nearest known key."""
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
@@ -284,7 +284,7 @@ def explain(error: HydraException, schema: type) -> str:
         if not found:
             return line
         (group, _, name), files = found[1].rpartition("/"), found[2].split()
-        near = get_close_matches(name, files, n=1, cutoff=0.75)  # a name of another model is near, but not meant
+        near = get_close_matches(name, files, n=1, cutoff=0.75)  # other models have similar names
         hint = f"; did you mean {near[0]}?" if near else "; or model.path=FOLDER_OR_HUB_ID" * (group == "model")
         return f"{group}={name}: must be one of {', '.join(files)}{hint}"
     # Hydra's full_key stops at the first unknown part; its message contains the whole name.
@@ -300,7 +300,7 @@ def explain(error: HydraException, schema: type) -> str:
 
 
 def _form(schema: Any, key: str) -> str:
-    """Return a description of the value type that an option takes."""
+    """Return a description of the value type that an option accepts."""
     hint = schema
     for part in key.split("."):
         hint = get_type_hints(hint)[part]
@@ -313,7 +313,7 @@ def check_group_values(words: Sequence[str]) -> None:
     for word in words:
         group, _, value = word.lstrip("+").partition("=")
         folder = CONFIG_DIR / group.partition("@")[0]
-        # os.path: names that no file can have are no folders.
+        # os.path.isdir returns False for names that no file can have.
         files = sorted(path.stem for path in folder.glob("*.yaml")) if os.path.isdir(folder) else []
         names_none = re.fullmatch(r"null|true|false|[-+.\d]+|\[.*", value) and (group, value) != ("experiment", "null")
         if group and files and names_none:

@@ -1,4 +1,4 @@
-"""Handles options of earlier releases, which have been renamed (and are still accepted) or removed."""
+"""Translates options that were renamed since earlier releases, and explains options that were removed."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Finds relative paths in the working directory or, ``data/...``, among the shipped files."""
+"""Finds relative paths in the working directory or, for ``data/...``, among the shipped files."""
 
 import os
 import re
@@ -12,12 +12,12 @@ _CHECKPOINT = re.compile(r"global_step_(\d+)")
 
 
 def _shipped(path: str) -> Path | None:
-    """Return the place of ``data/...`` among the shipped files, or None for other paths and if that is ``path``."""
+    """Return the shipped path of ``data/...``; None for other paths, or if the working directory is ``SHIPPED``."""
     return SHIPPED / path if Path(path).parts[:1] == ("data",) and Path.cwd() != SHIPPED else None
 
 
 def find_path(path: str) -> str:
-    """Return the full path of a shipped file or folder that the working directory lacks; otherwise ``path``."""
+    """Return ``path``, or the full path of the shipped file or folder if ``path`` exists only there."""
     # os.path.exists tolerates invalid names, such as names with a NUL, which other code rejects later.
     shipped = None if os.path.exists(path) else _shipped(path)
     return str(shipped) if shipped and os.path.exists(shipped) else path

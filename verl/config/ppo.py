@@ -1,6 +1,6 @@
 """Configuration of ``verl.trainer.main_ppo``: the schema of ``configs/ppo_trainer.yaml``.
 
-The dataclasses are the schema; ``configs/`` holds the values.
+The dataclasses are the schema; ``configs/`` contains the values.
 """
 
 import math
@@ -27,13 +27,13 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep the reference policy's parameters in host memory while unused. Saves no memory on a CPU. With LoRA, it has
-    no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
+    """Keep the reference policy's parameters in host memory while unused. This saves no memory on a CPU. With LoRA, the
+    reference policy has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
 
 
 @dataclass(frozen=True)
 class CriticConfig(LearnerConfig):
-    """The critic and its learning options; it is loaded only for ``algorithm.adv_estimator=gae``."""
+    """The critic and its learning options; the critic is loaded only for ``algorithm.adv_estimator=gae``."""
 
     model: ModelConfig
     """A model with the policy's tokenizer: either a causal language model, whose output head is replaced by a value
@@ -80,6 +80,7 @@ class PPOConfig(Group):
             self._check_carry_over,
             self._check_teacher,
             self._check_agents,
+            self._check_judge,
         ):
             with mistakes.collected():
                 check()
@@ -87,7 +88,7 @@ class PPOConfig(Group):
 
     @property
     def compares_nothing(self) -> bool:
-        """Whether the estimator compares responses to the same prompt, but only one is sampled."""
+        """Whether the estimator compares responses to the same prompt, but only one response is sampled."""
         return self.algorithm.adv_estimator in GROUP_ESTIMATORS and self.rollout.n == 1
 
     @property
@@ -104,7 +105,7 @@ class PPOConfig(Group):
     def scores_in_update(self) -> bool:
         """Whether the first mini-batch can take the old log-probabilities from the forward pass of its own update.
 
-        False if the learning signal needs them earlier, or if the update uses different rows or adapter dropout."""
+        The signal must not need them earlier, and the update must not use different rows or adapter dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward or self.teacher.in_advantage
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         differs = differs or self.rollout.multi_turn.agent.enabled
@@ -149,13 +150,13 @@ class PPOConfig(Group):
 
     @property
     def needs_verdicts(self) -> bool:
-        """Whether every response must be verified; otherwise only those are whose records say how."""
+        """Whether every response must be verified; otherwise, responses that no verifier can score are skipped."""
         distills_alone = self.uses_teacher and not self.teacher.use_task_rewards
         return not (self.rollout.multi_turn.replaces_verifiers or distills_alone)
 
     @property
     def samples_ahead(self) -> bool:
-        """Whether engines sample the next step while the models learn from the previous one."""
+        """Whether engines sample responses for the next step while the models are updated."""
         return self.rollout.has_pool and self.async_training.max_staleness > 0
 
     @property
@@ -167,6 +168,12 @@ class PPOConfig(Group):
     def max_sequence_length(self) -> int:
         """Maximum total number of tokens in a prompt and its response."""
         return self.data.max_prompt_length + self.data.max_response_length
+
+    @property
+    def max_engine_length(self) -> int:
+        """Maximum total number of tokens in a prompt and its response in an engine, which may also judge responses."""
+        judge = self.reward_score.judge
+        return max(self.max_sequence_length, judge.max_length if judge.is_policy else 0)
 
     def actor_updates(self, total_steps: int) -> int:
         """Return the number of optimizer steps of the policy in a run of ``total_steps``, at least 1."""
@@ -262,7 +269,7 @@ class PPOConfig(Group):
             self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
 
     def _check_carry_over(self) -> None:
-        """Check the options for learning from responses of older weights."""
+        """Check the options for learning from responses that were sampled by older weights."""
         staleness, partial = self.async_training.max_staleness, self.async_training.partial_rollout
         field = "async_training.max_staleness"
         fix = (
@@ -292,7 +299,7 @@ class PPOConfig(Group):
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
     def _check_agents(self) -> None:
-        """Check that one advantage per session is enough, since its histories share it, and that sessions can end."""
+        """Check the options for agents' sessions, whose histories share one advantage and are not carried over."""
         turns = self.rollout.multi_turn
         if not (turns.enable and turns.agent.enabled):
             return
@@ -323,7 +330,7 @@ class PPOConfig(Group):
         require(manager.guide in available, "reward_manager.guidance_metric", manager.guide, fix)
 
     def _check_teacher(self) -> None:
-        """Check that the run provides what the teacher needs, and that it has no signal without effect."""
+        """Check that the other options provide what the teacher needs, and that every signal has an effect."""
         teacher, parallel = self.teacher, self.model.ulysses_sequence_parallel_size
         if not teacher.enabled:
             return
@@ -348,3 +355,27 @@ class PPOConfig(Group):
         self.require(same, "teacher.model.ulysses_sequence_parallel_size", fix)
         measures = self.calculator.enable or not teacher.rank_metrics
         self.require(measures, "teacher.rank_metrics", "needs calculator.enable=true; set that, or this to false")
+
+    def _check_judge(self) -> None:
+        """Check that the run has the responses and the engines that the judge needs."""
+        judge, turns = self.reward_score.judge, self.rollout.multi_turn
+        if not judge.enable:
+            return
+        field = "reward_score.judge.model.path"
+        fix = "the environment's rewards are the scores, so that nothing is judged; set it to add"
+        self.require(not turns.replaces_verifiers, "rollout.multi_turn.reward", fix)
+        fix = f"an engine with conversations answers no single prompts; name a frozen model as {field}"
+        self.require(not (judge.is_policy and turns.enable), "rollout.multi_turn.enable", fix)
+        fix = "a frozen judge shares the trainer's devices, which learn while engines of their own sample; serve it at "
+        fix += "reward_score.judge.base_url, or set this to policy"
+        self.require(not (judge.is_frozen and self.rollout.has_pool), field, fix)
+        if not judge.pairs:
+            return
+        for option, n in {"rollout.n": self.rollout.n, "rollout.val_kwargs.n": self.rollout.val_kwargs.n}.items():
+            fix = f"each response is compared with reward_score.judge.opponents={judge.opponents} others; set "
+            fix += f"{option}>={judge.opponents + 1}, or lower opponents"
+            self.require(n > judge.opponents or (option != "rollout.n" and not self.data.val_files), option, fix)
+        fix = "reward_score.judge.pairs needs groups that are sampled in one step; set it to false"
+        self.require(not self.async_training.partial_rollout, "async_training.partial_rollout", fix)
+        fix = "reward_score.judge.pairs cannot score remax's single greedy response; choose another"
+        self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", fix)

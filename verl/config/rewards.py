@@ -17,6 +17,7 @@ from verl.config.checks import (
     within,
 )
 from verl.config.common import ModelConfig
+from verl.config.judge import JUDGE, JudgeConfig
 
 ScoreMode = Literal["independent", "mix", "partial"]
 
@@ -28,39 +29,47 @@ class OverlongBufferConfig(Group):
     enable: bool
     """Lower the score of responses whose length is within the last ``len`` tokens of ``data.max_response_length``."""
     len: PositiveInt
-    """Length of that range in tokens; at least 1 and below ``data.max_response_length``."""
+    """Length of the penalised range in tokens, at least 1 and below ``data.max_response_length``."""
     penalty_factor: NotNegativeFloat
     """Penalty for a response of maximum length, at least 0; the penalty grows linearly from 0 within the range."""
 
 
 @dataclass(frozen=True)
 class AsyncFunctionsConfig(Group):
-    """How custom reward functions that are coroutines (``async def``) are called, for example to ask a service."""
+    """Options for custom reward functions that are coroutines (``async def``), for example to query a service."""
 
     max_in_flight: PositiveInt
-    """Maximum number of calls that wait at a time."""
+    """Maximum number of concurrent calls."""
     timeout_s: Seconds
     """Time limit per call in seconds."""
     max_retries: NotNegativeInt
-    """Number of times to repeat a call that fails or exceeds its limit, after a pause that doubles each time. If all
-    fail, ``on_function_error`` applies."""
+    """Maximum number of retries if a call fails or times out. The pause before a retry doubles each time. If all
+    retries fail, ``on_function_error`` applies."""
     cache: bool
-    """Keep answers in the run's folder, so that neither a resumed run nor an equal response asks again."""
+    """Cache results in the run's folder, so that resumed runs and identical responses do not repeat calls."""
 
+
+VERIFIER = "verl.rewards.registry:verifier"
+"""Import path of the built-in verifier of a record's data source, as part of a sum."""
 
 SUMMAND = re.compile(r"(?:(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?([^*+]+:\w+)")
-"""Weight and import path of one of several functions that are added."""
+"""Pattern of one term in a sum of functions: an optional weight and an import path."""
 
 
 def summands(path: str) -> list[tuple[float, str]]:
-    """Return the weights and import paths of functions that are added, such as ``a.py:f+0.2*b.py:g``.
+    """Return the weights and import paths of the functions in a sum, such as ``a.py:f+0.2*b.py:g``.
 
-    A path of a single function is returned as it is, also if its file's name contains ``+`` or ``*``.
+    The path of a single function is returned unchanged, even if its file name contains ``+`` or ``*``.
     """
     found = [SUMMAND.fullmatch(part.strip()) for part in path.split("+")]
     if None in found:
         return [(1.0, path)]
     return [(float(match[1] or 1), match[2]) for match in found if match is not None]
+
+
+def is_sum(path: str) -> bool:
+    """Return whether a path names several functions that are added, or one with a weight."""
+    return summands(path) != [(1.0, path)]
 
 
 def _is_function(path: str) -> bool:
@@ -74,9 +83,9 @@ class RewardScoreConfig(Group):
     """Options for the verifiers, which score responses."""
 
     mode: ScoreMode
-    """Scores. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1 if wrong
-    and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other responses. If a
-    prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
+    """Scoring scheme. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1
+    if wrong and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other
+    responses. If a prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
     """Number of verifier processes, at most 4096; 0 uses one per core that the workers leave free (1 to 32)."""
     timeout_s: Seconds
@@ -86,18 +95,19 @@ class RewardScoreConfig(Group):
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
     """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; on
-    the command line, quote each entry: ``["my_set=my_rewards:score"]``. They take precedence over the verifiers; ``*``
-    matches all data sources that have no function of their own. Several functions are added, with weights if you like:
-    ``["*=a.py:accuracy+0.2*b.py:short"]``; one that returns None adds nothing. A function receives ``data_source``,
-    ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with ``score`` and
-    optionally ``acc``. A response is correct if ``acc`` is above 0 or, without ``acc``, if the score is. Other numbers
-    in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
+    the command line, quote each entry: ``["my_set=my_rewards:score"]``. Custom functions take precedence over the
+    verifiers; ``*`` matches all data sources that have no function of their own. Several functions can be added, with
+    optional weights: ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None adds nothing. A function
+    receives ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a
+    dict with ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``)
+    is above 0. Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
     """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
     async_functions: AsyncFunctionsConfig
     custom_kwargs: dict[str, Any]
     """Additional keyword arguments of ``custom_functions``, passed to every call of every function."""
+    judge: JudgeConfig
 
     def check(self) -> None:
         arguments = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -106,10 +116,24 @@ class RewardScoreConfig(Group):
             require(free, f"custom_kwargs.{name}", value, "must be a name of your own")
         used = bool(self.custom_functions) or not self.custom_kwargs
         self.require(used, "custom_kwargs", "are used only with reward_score.custom_functions; set that")
-        self.paths_of_custom_functions()
+        for path in self.paths_of_custom_functions().values():
+            paths = [part for _, part in summands(path)]
+            fix = "reward_score.judge asks the same function; leave out one of them"
+            self.require(not self.judge.enable or paths.count(JUDGE) < 2, "custom_functions", fix)
+            fix = "a judge is added to functions of files without + and * in their names; rename the file"
+            self.require(not self.judge.enable or "+" not in "".join(paths), "custom_functions", fix)
+
+    @property
+    def function_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of all functions, with an entry under the path of each function that has others."""
+        own = {VERIFIER: {}, **({JUDGE: self.judge.arguments()} if self.judge.enable else {})}
+        return {**self.custom_kwargs, **own}
 
     def paths_of_custom_functions(self) -> dict[str, str]:
-        """Return a mapping from data source to function path; raise ``ConfigError`` if an entry is malformed."""
+        """Return a mapping from data source to function path, which may be a sum with the judge.
+
+        Raises ``ConfigError`` if an entry is malformed.
+        """
         field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
@@ -118,6 +142,12 @@ class RewardScoreConfig(Group):
             fix = f"{source} already has {paths.get(source)}; add them in one entry, {source}=FUNCTION+0.5*FUNCTION"
             require(source not in paths, field, entry, fix)
             paths[source] = path
+        judge = self.judge
+        for source in (judge.data_sources or [*paths, "*"]) if judge.enable else ():
+            path = paths.get(source) or paths.get("*") or VERIFIER
+            parts = [(judge.rule_weight * weight, part) for weight, part in summands(path) if judge.rule_weight]
+            added = [f"{weight!r}*{part}" for weight, part in [*parts, (judge.weight, JUDGE)]]
+            paths = paths | {source: "+".join(added)}
         return paths
 
 
@@ -126,14 +156,14 @@ class RewardModelConfig(Group):
     """A learned reward model, which is used in addition to the verifiers."""
 
     enable: bool
-    """Load the reward model and add its score to the verifier's."""
+    """Load the reward model and add its score to the verifier's score."""
     model: ModelConfig
     """Sequence classification model with one output (``num_labels=1``), a head named ``score`` (as in Llama, Mistral
     and Qwen), and its own tokenizer and chat template. ``none`` means no model."""
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward pass on one worker; affects memory and speed, never the scores."""
     max_length: PositiveInt
-    """Maximum number of prompt and response tokens in the model's tokenizer; longer texts lose their first tokens."""
+    """Maximum number of prompt and response tokens in the model's tokenizer; longer inputs lose their first tokens."""
     rule_weight: float
     """Weight of the verifier's score in the reward; does not affect logged verdicts or ``algorithm.filter_groups``."""
     weight: float
@@ -159,12 +189,12 @@ class RewardManagerConfig(Group):
     without ``add_reward``, because Phi stays 0 and the baselines are not updated."""
     baseline_start: Literal["first_batch", "zero"]
     """Initialisation of the baselines. ``first_batch`` uses the first batch, and later batches update them. With
-    ``zero``, as in the paper's release, the baselines and the score average start at 0, and each step updates the
-    baselines towards the previous step's batch after computing its own signal."""
+    ``zero``, as in the paper's release, the baselines and the score average start at 0. Each step first computes its
+    signal and then moves the baselines towards the batch of the previous step."""
     indicator_names: Annotated[list[str], NAMES_ONE]
     """Metrics that form Phi; the first one (the acceleration) is the guide if ``guidance_metric`` is null."""
     guidance_metric: str | None
-    """Guide metric, whose deviation determines beta and which need not be in ``indicator_names``. Null selects the
+    """Guide metric, whose deviation determines beta. The guide need not be in ``indicator_names``. Null selects the
     first indicator. The paper's later release always uses "Effective Rank diff 2"."""
     w_explore: list[float]
     """Weights of the indicators when exploring (beta = 1), in the order of ``indicator_names``."""

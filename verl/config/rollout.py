@@ -51,7 +51,7 @@ class EngineConfig(Group):
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     """Precision of vLLM's weights: ``auto`` (float32 on CPU, bfloat16 on GPU) or the name of a floating-point type."""
     enforce_eager: bool
-    """Run without CUDA graphs and compilation. Always on for CPU engines, because these need a C++ compiler."""
+    """Run without CUDA graphs and compilation. Always on for CPU engines, because compilation needs a C++ compiler."""
     gpu_memory_utilization: Annotated[float, within("(0, 1)")]
     """Share of GPU memory that vLLM may use, including weights. Ignored on a CPU."""
     kv_cache_memory_mb: NotNegativeInt
@@ -61,10 +61,10 @@ class EngineConfig(Group):
     max_num_batched_tokens: int
     """Maximum number of tokens per engine step; must fit at least one whole sequence."""
     seeded: bool
-    """Draw every response from a random stream of its own, which depends only on the seed, the prompt's position and
-    the sample's index. ``false`` uses vLLM's sampling, which is not reproducible."""
+    """Sample every response from its own random stream, which depends only on the seed, the prompt's position and the
+    sample's index. ``false`` uses vLLM's sampling, which is not reproducible."""
     tensor_parallel_size: PositiveInt
-    """Number of consecutive ranks that form one engine. Must divide the number of workers per machine."""
+    """Number of consecutive ranks that form one engine. It must divide the number of workers per machine."""
     engine_kwargs: dict[str, Any]
     """Additional arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``, which override the
     options above. Arguments that the trainer sets itself are rejected."""
@@ -93,10 +93,10 @@ class SamplingFilters(Group):
     top_k: CountOrAll
     """Number of most likely tokens to keep, or -1 to keep all."""
     min_p: Probability
-    """Minimum probability of a token relative to the most likely one, in [0, 1]; 0 keeps all tokens."""
+    """Minimum probability of a token relative to the most likely token, in [0, 1]; 0 keeps all tokens."""
     repetition_penalty: RepetitionPenalty
     """Penalty for tokens that are already in the prompt or the response: their positive logits are divided by it, and
-    their negative logits multiplied. Must be above 0; 1 turns the penalty off."""
+    their negative logits are multiplied by it. The penalty must be above 0; 1 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class SamplingConfig(SamplingFilters):
 
     @property
     def trains(self) -> bool:
-        """Whether the responses are learned from, which needs sampling."""
+        """Whether the responses are used for training, which requires a temperature above 0."""
         return False
 
     def check(self) -> None:
@@ -131,23 +131,24 @@ class AgentConfig(Group):
 
     path: str | None
     """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions
-    share a process's event loop, and others get a thread. null for no agent, or for ``command``."""
+    share a process's event loop, and other functions run in threads. It is null if ``command`` is set or there is no
+    agent."""
     command: str | None
-    """Command that is an agent, such as ``python my_agent.py``: it gets the record as JSON on its standard input, the
-    address in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and may print ``{"reward": 1.0}`` as its last line."""
+    """Command that runs an agent, such as ``python my_agent.py``. It receives the record as JSON on standard input and
+    the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. Its last line of output may be ``{"reward": 1.0}``."""
     address: str
-    """Address at which the endpoint listens. Agents on other machines need one that they can reach."""
+    """Address on which the endpoint listens. Agents on other machines must be able to reach this address."""
     max_sessions: PositiveInt
     """Maximum number of sessions that run at once, over all processes; at least one per process."""
     max_rows: PositiveInt
-    """Maximum number of histories per session. A request that does not extend an earlier one opens a new history."""
+    """Maximum number of histories per session. A request that does not extend an earlier one starts a new history."""
     timeout_s: Seconds
-    """Time limit in seconds between a reply and the agent's next request or end; the time that sampling takes does not
-    count. A slower agent is stopped and its episode ends."""
+    """Time limit in seconds from a reply to the agent's next request or exit, excluding the time for sampling. An agent
+    that exceeds the limit is stopped, and its episode ends."""
 
     @property
     def enabled(self) -> bool:
-        """Whether agents play the episodes."""
+        """Whether episodes are run by agents."""
         return self.path is not None or self.command is not None
 
     def check(self) -> None:
@@ -165,7 +166,7 @@ class MultiTurnConfig(Group):
     ``data.max_response_length`` then limits the whole conversation, including the environment's messages."""
     environment: str | None
     """Custom class, such as ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
-    done, reward)``, or null for the environment of ``tools``. The prompt describes the class's ``tools``, if any."""
+    done, reward)``, or null for the environment of ``tools``. If the class has ``tools``, the prompt describes them."""
     tools: list[str]
     """Python functions, such as ``[my.py:calculator]``, whose annotations and Google-style docstrings tell the model
     how to call them; ``async`` functions run concurrently. The model receives return values as text."""
@@ -185,33 +186,33 @@ class MultiTurnConfig(Group):
     """Maximum length of a tool message in characters, at least 1; longer messages are truncated."""
     tool_response_truncate_side: Literal["left", "middle", "right"]
     """Part of a long message to cut off, as in veRL 0.9: ``left`` (beginning), ``right`` (end) or ``middle``. Earlier
-    versions kept the part that is named."""
+    veRL versions kept the named part instead."""
     reward: Literal["add", "only"]
     """Use of the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only`` uses
-    the sum as the score without calling a verifier, and a conversation is then correct if the sum is above 0."""
+    the sum as the score without calling a verifier. A conversation is then correct if the sum is above 0."""
     num_workers: NotNegativeInt
     """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""
     timeout_s: Seconds
-    """Time limit in seconds for an environment step, or for each call of tools if any is ``async``; a slower one is
-    stopped and answered with a message."""
+    """Time limit in seconds for an environment step, or for each call of tools if any is ``async``; a slower step or
+    call is stopped and answered with a message."""
     memory_limit_mb: PositiveInt
-    """Memory limit for a step in MiB, on top of the process's size after imports; handled like the time limit."""
+    """Memory limit for a step in MiB, on top of the process's memory after imports; treated like the time limit."""
     agent: AgentConfig
 
     @property
     def has_tools(self) -> bool:
-        """Whether the environment consists of tools, or agents bring tools."""
+        """Whether conversations use tools, provided by the environment or by an agent."""
         return self.environment is None
 
     @property
     def replaces_verifiers(self) -> bool:
-        """Whether the environment's rewards are the scores, so that prompts need no verifier and no ground truth."""
+        """Whether the environment's rewards serve as scores; if so, prompts need no verifier and no ground truth."""
         return self.enable and self.reward == "only"
 
     @property
     def names_tools(self) -> str:
-        """Names of the options that name tools, or an empty string."""
+        """Comma-separated names of the options that specify tools, or an empty string."""
         options = {"tools": self.tools, "tool_config_path": self.tool_config_path}
         options["function_tool_path"] = self.function_tool_path
         return ", ".join(name for name, value in options.items() if value)
@@ -249,24 +250,24 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     worker, and decodes batches of ``max_num_seqs`` responses, each until its last response finishes."""
     free_cache_engine: bool
     """Free the engine's weights and KV cache during updates (vLLM's sleep mode, level 2); the next weight sync restores
-    them. Has no effect on a CPU."""
+    them. This has no effect on a CPU."""
     check_weights: bool
-    """Check before the first step that engines sample with the policy's weights: every weight gets noise, the engines
-    sample with it, the policy scores their tokens, and the weights are restored. Takes two weight syncs."""
+    """Check before the first step that engines sample with the policy's weights: noise is added to every weight, the
+    engines sample, the policy scores their tokens, and the weights are restored. Takes two weight syncs."""
     update_weights_bucket_megabytes: PositiveInt
-    """Maximum size in MiB of a message with weights to the engine, at least 1; a larger parameter is sent in a message
-    of its own. A weight sync needs up to twice this memory. Affects speed, not results."""
+    """Maximum size in MiB of a message with weights to the engine, at least 1; a larger parameter is sent in its own
+    message. A weight sync needs up to twice this memory. Affects speed, not results."""
     stop_token_ids: StopTokenIds
     """Tokens that end a response, in addition to the end tokens of the tokenizer and ``generation_config.json``."""
     stop: StopStrings
-    """Strings that end a response, in training and validation. The policy also learns the tokens of the string, but the
-    scored text ends before it. Such a response does not count as truncated."""
+    """Strings that end a response, in training and validation. The policy is also trained on the tokens of the string,
+    but the scored text ends before it. A response that ends with such a string is not truncated."""
     val_kwargs: SamplingConfig
     """Sampling options for validation."""
     multi_turn: MultiTurnConfig
     nnodes: NotNegativeInt
     """Number of machines with engines on devices of their own, separate from the trainer (docs/async.md), or 0 for
-    engines inside the trainer's workers. A machine with enough GPUs can host both."""
+    engines inside the trainer's workers. A machine with enough GPUs can host both engines and trainer workers."""
     n_gpus_per_node: NotNegativeInt
     """Number of separate engine workers per machine (GPUs, or else CPU processes); must be 0 if ``nnodes`` is 0."""
 
@@ -277,7 +278,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
 
     @property
     def trains(self) -> bool:
-        """Whether the responses are learned from: yes, unlike those of validation."""
+        """Whether the responses are used for training, which is always true for these options."""
         return True
 
     @property
@@ -313,8 +314,8 @@ class AsyncTrainingConfig(Group):
     """Maximum number of weight versions by which a response may lag behind the policy that learns from it; 0 samples
     every response in its own step. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End sampling as soon as enough groups are complete; unfinished responses continue under newer weights. Needs
-    ``max_staleness`` of at least 1, or at least 2 with separate engines."""
+    """End sampling as soon as enough groups are complete; unfinished responses continue with newer weights. This
+    requires ``max_staleness`` of at least 1, or at least 2 with separate engines."""
 
     def check(self) -> None:
         fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"

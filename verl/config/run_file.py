@@ -37,7 +37,7 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yam
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Return the options in the file ``path``, with old option names replaced by new ones.
+    """Return the options in the file ``path``, with old option names replaced by new names.
 
     Raises ``ConfigError`` if the file cannot be read or is not a mapping; the message gives the reason in one line.
     """

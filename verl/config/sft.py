@@ -12,13 +12,13 @@ class SFTDataConfig(Group):
     """Training and validation conversations."""
 
     train_files: Annotated[list[str], NAMES_ONE]
-    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the Hugging Face hub
-    as ``owner/name:config:split``."""
+    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or hub data sets as
+    ``owner/name:config:split``."""
     val_files: list[str]
     """Validation conversations, in the same format as ``train_files``; an empty list disables validation."""
     messages_key: str
-    """Column of the chat messages, a list of ``{"role", "content"}``; the model learns only the assistant turns. Tool
-    calls, and the column ``tools``, are read too (docs/data.md)."""
+    """Column of the chat messages, a list of ``{"role", "content"}``; the loss includes only the assistant turns. Tool
+    calls and the column ``tools`` are also supported (docs/data.md)."""
     train_batch_size: PositiveInt
     """Number of conversations per optimizer step over all workers."""
     micro_batch_size_per_gpu: PositiveInt
@@ -34,8 +34,8 @@ class SFTTrainerConfig(RunConfig):
     """Run options of supervised fine-tuning."""
 
     stop_at_sequence_probability: Share
-    """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. It is
-    the mean probability of sampling the assistant turns of a validation conversation exactly, at temperature 1."""
+    """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. The
+    metric is the mean probability of sampling the assistant turns of a conversation exactly, at temperature 1."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Defines the option group ``algorithm``, for computing advantages from rewards.
 
-The dataclasses are the schema, and ``configs/`` holds the values. The fields have no defaults, so that every value is
-defined in one place.
+The dataclasses are the schema. The schema has no defaults, so that every value is defined in one place, ``configs/``.
 """
 
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ KL_TYPES = (*_KL_TYPES, *(f"{name}+" for name in _KL_TYPES))
 
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES)
-"""Estimators that compare the responses to a prompt; with a single response, they return its reward. Custom estimators
-define their own group size."""
+"""Estimators that compare the responses to a prompt; for a single response, they return its reward. A custom estimator
+defines its own group size."""
 _OTHERS = ("remax", "gae", "gpg", "opo", "grpo_passk")
 ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", *_OTHERS, *TOKEN_BASELINES)
 
@@ -40,7 +39,7 @@ class KLControlConfig(Group):
     """Options for the coefficient of the KL divergence in the reward."""
 
     type: Literal["fixed", "adaptive"]
-    """``fixed``, or ``adaptive`` to raise the coefficient if the divergence exceeds its target, and else lower it."""
+    """``fixed``, or ``adaptive``: the coefficient rises if the divergence exceeds its target, and falls otherwise."""
     kl_coef: NotNegativeFloat
     """Coefficient, or the initial coefficient if ``type=adaptive``."""
     target_kl: PositiveFloat
@@ -64,11 +63,11 @@ class FilterGroupsConfig(Group):
     """``acc``: whether the response is correct; ``score``: the verifier's score; ``seq_reward``: the total reward,
     including the reward model and the overlong penalty; ``seq_final_reward``: the total reward minus the KL penalty,
     which is known only after filtering, so it requires ``use_kl_in_reward=false`` and then equals ``seq_reward``.
-    ``trainer.method`` and rank shaping do not affect it, because they run after this selection."""
+    ``trainer.method`` and rank shaping do not affect the metric, because they run after filtering."""
     max_num_gen_batches: int
     """Maximum number of batches of ``data.gen_batch_size`` prompts to sample per step. At the limit, the step learns
     from the groups found so far, whereas veRL ends the run. 0 or less sets no limit, but the run ends if 100 batches
-    yield nothing to learn from. Batches after a step's first do not count towards the epoch."""
+    yield nothing to learn from. Only the first batch of a step counts towards the epoch."""
 
 
 class Rejection(NamedTuple):
@@ -84,15 +83,15 @@ class RolloutCorrectionConfig(Group):
     """Corrections for the mismatch between the probabilities of the rollout engine and the trainer.
 
     The names follow veRL. Truncated importance sampling (``rollout_is``) weights tokens; rejection (``rollout_rs``)
-    masks tokens or responses. Rejected tokens are excluded from the numerators and denominators of losses, but count in
-    group statistics and logs."""
+    masks tokens or responses. Rejected tokens are excluded from losses and their denominators, but included in group
+    statistics and logs."""
 
     rollout_is: Literal["token", "sequence"] | None
     """Truncated importance sampling: weight each token's loss by the ratio p_trainer / p_rollout of the token or of the
     whole response, or null to disable it."""
     rollout_is_threshold: Any
-    """Maximum importance weight of ``rollout_is``, above 0; or a band, ``"0.5_2.0"``, outside which weights are 0
-    (IcePop, arXiv 2510.18855), of tokens or of whole responses."""
+    """Maximum importance weight of ``rollout_is``, above 0, or a band such as ``"0.5_2.0"``. Weights of tokens or of
+    whole responses that are outside the band are set to 0 (IcePop, arXiv 2510.18855)."""
     rollout_is_batch_normalize: bool
     """Divide the importance weights by their batch mean, over tokens or responses depending on ``rollout_is``."""
     rollout_rs: list[str] | None
@@ -104,8 +103,8 @@ class RolloutCorrectionConfig(Group):
     """Bounds, one per rule or one for all rules. A k1 rule takes both bounds on the ratio, ``"0.5_2.0"``, or only an
     upper bound, 2.0, whose inverse is the lower bound; other rules take an upper bound in nats."""
     rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
-    """Threshold below which a token's ratio p_trainer / p_rollout rejects the whole response, in [1e-8, 1), such as
-    1e-4. Null disables the rule. The log calls it ``seq_max_k1``."""
+    """Threshold in [1e-8, 1), such as 1e-4: if any token's ratio p_trainer / p_rollout is lower, the whole response is
+    rejected. Null disables this rule, which is logged as ``seq_max_k1``."""
 
     def check(self) -> None:
         # Reading the properties raises an error if a value is out of range.
@@ -113,7 +112,7 @@ class RolloutCorrectionConfig(Group):
 
     @property
     def weight_bounds(self) -> dict[str, Any]:
-        """Arguments ``cap`` and ``floor`` (0 without a band) of functions that weight tokens."""
+        """Arguments ``cap`` and ``floor`` (0 without a band) for functions that compute importance weights."""
         low, high = _bounds(str(self.rollout_is_threshold))
         fix = "must be a number above 0 and up to 3.4e+38, as in float32, or a band such as 0.5_2.0"
         self.require(0 < (high if low is None else low) <= high <= 3.4e38, "rollout_is_threshold", fix)
@@ -146,7 +145,7 @@ def _entries(values: list[Any] | None) -> list[str]:
 
 
 def _bounds(text: str) -> tuple[float | None, float]:
-    """Return the numbers in ``upper`` or ``lower_upper``, or two below 0 if they are not numbers."""
+    """Parse ``upper`` or ``lower_upper`` and return both bounds, or -1 for both if one is not a number."""
     lower, _, upper = text.rpartition("_")
     try:
         return (float(lower) if lower else None), float(upper)
@@ -172,9 +171,9 @@ class PFPPOConfig(Group):
     """Options for the sampling weights of responses in ``algorithm.use_pf_ppo``."""
 
     reweight_method: Literal["pow", "max_min", "max_random"]
-    """Sampling weight of a response with reward r: ``pow``, abs(r) to the power of ``weight_pow``; ``max_min``, 1 for
-    the largest and the smallest reward of the batch and almost 0 for others; ``max_random``, 0.4 for the largest and
-    0.1 for others."""
+    """Sampling weight of a response with reward r. ``pow``: abs(r) to the power of ``weight_pow``; ``max_min``: 1 for
+    the batch's largest and smallest reward, almost 0 for others; ``max_random``: 0.4 for the largest, 0.1 for
+    others."""
     weight_pow: NotNegativeFloat
     """Exponent of ``pow``, at least 0."""
 
@@ -188,10 +187,10 @@ class AlgorithmConfig(Group):
     (uses an additional greedy response to each prompt as the baseline), ``gae`` (PPO with the critic of the group
     ``critic``), ``gpg`` (centred, and scaled by the share of nonzero scores; arXiv 2504.02546), ``opo`` (centred at the
     length-weighted mean; arXiv 2505.23585), ``grpo_passk`` (rewards the best response by its lead over the second best;
-    arXiv 2503.19595) or ``optimal_token_baseline`` (a minimum-variance baseline for the policy's first, second, ...
-    token; none where only one response continues), with the second name ``tir_optimal_token_baseline``. Any other value
-    names a custom estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and
-    can require any number of responses per prompt."""
+    arXiv 2503.19595) or ``optimal_token_baseline`` (a minimum-variance baseline per token position of the policy, or no
+    baseline if only one response is that long), also called ``tir_optimal_token_baseline``. Any other value names a
+    custom estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and can
+    require any number of responses per prompt."""
     adv_estimator_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``adv_estimator``."""
     norm_adv_by_std_in_grpo: bool
@@ -212,7 +211,7 @@ class AlgorithmConfig(Group):
     rollout_correction: RolloutCorrectionConfig
     use_pf_ppo: bool
     """Resample a batch's responses with replacement, with weights that depend on their rewards, and update on the same
-    number of responses (PF-PPO, arXiv 2409.06957); only with ``gae``."""
+    number of responses (PF-PPO, arXiv 2409.06957). Requires ``gae``."""
     pf_ppo: PFPPOConfig
 
     def check(self) -> None:

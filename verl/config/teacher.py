@@ -19,28 +19,28 @@ EXACT = ("reverse_kl", "forward_kl", "jsd")
 """Losses that compare the whole distributions of student and teacher."""
 
 NO_MODEL, POLICY = "none", "policy"
-"""Special values of ``teacher.model.path``: no teacher, and the policy itself."""
+"""Special values of ``teacher.model.path``: ``none`` loads no model, and ``policy`` uses the policy as the teacher."""
 
 
 @dataclass(frozen=True)
 class TeacherServerConfig(Group):
-    """A teacher that runs elsewhere, because it is too large to stand beside the policy.
+    """A teacher that runs on a separate server, because it is too large to share the policy's devices.
 
-    It scores sampled tokens at temperature 1. A key is read from the environment variable ``OPENAI_API_KEY``.
+    The server scores sampled tokens at temperature 1. The API key is ``OPENAI_API_KEY`` in the environment.
     """
 
     address: str | None
-    """Address of a server with vLLM's completions and ``prompt_logprobs``, such as ``http://teacher:8000/v1`` for
-    ``vllm serve``. Null means none."""
+    """Address of a server with vLLM's completions API and ``prompt_logprobs``, such as ``http://teacher:8000/v1`` for
+    ``vllm serve``, or null for no server."""
     model: str | None
-    """Name of the model there, or null for the only one."""
+    """Name of the model on the server, or null if the server has only one model."""
     max_in_flight: PositiveInt
-    """Maximum number of requests that wait at a time, each with one response."""
+    """Maximum number of concurrent requests, each of which contains one response."""
     timeout_s: Seconds
     """Time limit per request in seconds."""
     max_retries: NotNegativeInt
-    """Number of times to repeat a request that fails, after a pause that doubles each time. If all fail, the run ends,
-    or restarts from its newest checkpoint (``trainer.max_restarts``)."""
+    """Maximum number of retries of a failed request. The pause before a retry doubles each time. If all retries fail,
+    the run ends or restarts from its newest checkpoint (``trainer.max_restarts``)."""
 
     def check(self) -> None:
         fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
@@ -51,48 +51,48 @@ class TeacherServerConfig(Group):
 
 @dataclass(frozen=True)
 class TeacherConfig(Group):
-    """A frozen model whose distribution the policy learns from, on the responses that the policy sampled itself.
+    """A frozen model that provides a training signal for the responses that the policy sampled.
 
-    Without ``loss``, log q - log p of each sampled token is added to its advantage, times ``coef``, where p is the
-    policy before the update and q the teacher. With a loss, the divergence of p from q is added to the policy loss.
+    Without ``loss``, ``coef`` times log q - log p is added to the advantage of each sampled token, where p is the
+    policy before the update and q the teacher. With ``loss``, a divergence of p and q is added to the policy loss.
     """
 
     model: ModelConfig
-    """Teacher, with the policy's tokenizer. ``path=none`` means none, and ``path=policy`` the policy itself with
-    another ``prompt``, or a moving average of it (``update_rate``). Output heads of other sizes are compared on the
-    tokenizer's tokens."""
+    """Teacher model, which must have the policy's tokenizer. ``path=none`` means no teacher. ``path=policy`` means the
+    policy itself with another ``prompt``, or a moving average of it (``update_rate``). If the sizes of the output heads
+    differ, only the tokenizer's tokens are compared."""
     server: TeacherServerConfig
     prompt: str | None
-    """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as a text
-    or messages, such as the question with its solution. Parameters named ``response``, ``verdict`` and ``siblings`` get
-    the response to read, its verdict, and the prompt's other responses with theirs; such a function may return None for
-    the policy's prompt. Null gives the teacher the policy's prompt everywhere."""
+    """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as text or
+    messages, such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
+    ``siblings``, it receives the response, its verdict, and the prompt's other responses with their verdicts. The
+    function may return None to give no signal. Null uses the policy's prompts."""
     update_rate: Share
-    """Weight of the policy in the moving average of its weights that teaches if ``path=policy``, in (0, 1]."""
+    """Weight of the current policy in the moving average that serves as the teacher if ``path=policy``, in (0, 1]."""
     update_freq: PositiveInt
-    """Number of training steps between updates of the moving average, a copy of the policy in float32. With 1, and
-    ``update_rate=1``, there is no copy: the teacher is the policy itself."""
+    """Number of training steps between updates of the moving average, which is a float32 copy of the policy. If this
+    and ``update_rate`` are 1, there is no copy, and the teacher is the policy itself."""
     loss: Literal["reverse_kl", "forward_kl", "jsd", "abs", "mse", "k2", "low_var_kl", "k3"] | None
-    """Divergence to minimise, or null to add the teacher to the advantage. ``reverse_kl``, ``forward_kl`` and ``jsd``
-    (generalised Jensen-Shannon, arXiv 2306.13649) compare the distributions over the whole vocabulary; the others are
-    estimates from the sampled token, as for ``actor.kl_loss_type``."""
+    """Divergence to minimise, or null to add the teacher's signal to the advantage. ``reverse_kl``, ``forward_kl`` and
+    ``jsd`` (generalised Jensen-Shannon, arXiv 2306.13649) compare the distributions over the whole vocabulary; other
+    values are estimators that use only the sampled token, as in ``actor.kl_loss_type``."""
     coef: PositiveFloat
-    """Weight of the teacher in the advantage or in the loss."""
+    """Weight of the teacher's signal in the advantage or in the loss."""
     use_task_rewards: bool
-    """Also learn from rewards. If false, the teacher is the only signal, and rewards are just logged."""
+    """Also learn from rewards. If false, the teacher is the only training signal, and rewards are only logged."""
     beta: float
     """Weight of the teacher in the mixture of ``loss=jsd``, above 0 and below 1."""
     top_k: NotNegativeInt
-    """Number of the teacher's likeliest tokens that ``reverse_kl``, ``forward_kl`` and ``jsd`` compare one by one. All
-    others together are one event. 0 compares the whole vocabulary, exactly and at hardly more cost."""
+    """Number of the teacher's most likely tokens that ``reverse_kl``, ``forward_kl`` and ``jsd`` compare individually.
+    The remaining tokens are combined and compared as a single event. If this option is 0, these losses compare the
+    whole vocabulary exactly, at little additional cost."""
     temperature: PositiveFloat
-    """Softmax temperature of policy and teacher in ``reverse_kl``, ``forward_kl`` and ``jsd``. What refers to sampled
-    tokens uses ``rollout.temperature``."""
+    """Softmax temperature of policy and teacher in ``reverse_kl``, ``forward_kl`` and ``jsd``. Log-probabilities of
+    sampled tokens use ``rollout.temperature``."""
     loss_max_clamp: PositiveFloat | None
-    """Limit of each token's term in the advantage or in the loss, in nats; beyond it, a loss has no gradient. Null sets
-    no limit."""
+    """Limit in nats on each token's term in the advantage or loss, or null. A loss has no gradient beyond the limit."""
     rank_metrics: bool
-    """Measure the teacher's hidden states on the policy's responses, and log its rank metrics beside the policy's."""
+    """Measure the teacher's hidden states on the policy's responses, and log the teacher's rank metrics."""
 
     @property
     def enabled(self) -> bool:
@@ -101,12 +101,12 @@ class TeacherConfig(Group):
 
     @property
     def loads_model(self) -> bool:
-        """Whether the teacher is a model of its own."""
+        """Whether a separate teacher model must be loaded."""
         return self.model.path not in (NO_MODEL, POLICY)
 
     @property
     def is_server(self) -> bool:
-        """Whether a server runs the teacher."""
+        """Whether the teacher runs on a server."""
         return self.server.address is not None
 
     @property
@@ -121,12 +121,12 @@ class TeacherConfig(Group):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the loss compares whole distributions, for which the teacher must be read during the update."""
+        """Whether the loss compares whole distributions; if so, the teacher must run during the update."""
         return self.loss in EXACT
 
     @property
     def in_advantage(self) -> bool:
-        """Whether the teacher is a part of the advantage."""
+        """Whether the teacher's signal is added to the advantage."""
         return self.enabled and self.loss is None
 
     @property

@@ -17,20 +17,20 @@ from verl.config.common import RunConfig
 
 @dataclass(frozen=True)
 class SamplesConfig(Group):
-    """Options for storing responses in the run's ``samples/``, as group ``trainer.samples`` (docs/samples.md)."""
+    """Options of the group ``trainer.samples``, for storing responses in the run's ``samples/`` (docs/samples.md)."""
 
     freq: NotNegativeInt
     """Store the responses of the first training step, of every Nth step and of all validations; 0 stores none."""
     fraction: Share
-    """Share of each training step's prompts whose responses are stored, in (0, 1]; always the same prompts. Validations
-    are stored completely."""
+    """Share of prompts whose responses are stored in training, in (0, 1]; the selection is the same in every step.
+    Validations are stored completely."""
     max_mb: PositiveFloat
-    """Maximum size of the folder in MiB, above 0. If it is exceeded, every other remaining step is removed, training
-    steps before validations, so that the steps kept are spread over the whole run. The newest step is never removed."""
+    """Maximum size of the folder in MiB, above 0. If the folder is larger, every other stored step except the newest is
+    removed, training steps before validations. The remaining steps are thus spread over the whole run."""
 
     tokens: bool
-    """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, with which the report
-    colours them. This makes a stored response about ten times larger."""
+    """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, which determine the
+    colours of tokens in the report. This makes a stored response about ten times larger."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class TrainerConfig(RunConfig):
 
     method: Annotated[str, require_import_path] | None
     """Subclass of ``verl.method.Method`` that customises the training step, as ``module:Class`` or ``file.py:Class``
-    (docs/extending.md), or null. It can choose prompts, set their sampling options, resample responses, choose the
-    batch to learn from, or change rewards."""
+    (docs/extending.md), or null. A method can choose prompts, set their sampling options, resample responses, choose
+    the batch to learn from, or change rewards."""
     method_kwargs: dict[str, Any]
     """Keyword arguments of ``method``."""
     val_before_train: bool
@@ -50,16 +50,17 @@ class TrainerConfig(RunConfig):
     except_save: list[Step]
     """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
-    """Number of initial steps in which only the critic learns (veRL has one fewer for the same value); only with
-    ``gae``. The policy's learning-rate schedule starts with its first update."""
+    """Number of initial steps in which only the critic is trained, with ``gae``. veRL trains one step fewer for the
+    same value. The policy's learning-rate schedule starts with its first update."""
     remove_clip: bool
-    """Exclude responses that were cut at ``data.max_response_length`` from the losses. They still count in the
-    statistics of their group and in the logs."""
+    """Exclude responses that were cut at ``data.max_response_length`` from the losses. Such responses are still
+    included in the statistics of their group and in the logs."""
     deterministic: bool | None
     """Make responses independent of engine speed: waiting requests are assigned only once all engines have replied, and
     by token counts alone. Otherwise, each engine receives requests as soon as it has room, and the last bits of
     log-probabilities depend on which responses are batched together. Null enables this on a CPU. True also makes torch
-    use deterministic operations in the updates; those that it lacks are listed after the first one."""
+    use deterministic operations in updates; operations without a deterministic implementation are listed after the
+    first update."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
     """Number of responses from every stored training step and validation to show on the console and as tables in wandb

@@ -1,4 +1,4 @@
-"""Finds options on the command line that have no effect, because what they belong to is switched off."""
+"""Finds command-line options that have no effect, because the feature they belong to is disabled."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -19,11 +19,11 @@ SWITCHES = {
     "critic.": "algorithm.adv_estimator=gae",
     "teacher.": "teacher.model.path",
 }
-"""Beginning of options' names -> the option that they need."""
+"""Prefix of option names -> setting without which the options have no effect."""
 
 
 def unused_options(overrides: Iterable[str], config: PPOConfig) -> list[str]:
-    """Return one line for each switch that is off although ``overrides`` set options that need it."""
+    """Return one line for each disabled feature whose options are set in ``overrides``."""
     names = [word.lstrip("+").partition("=")[0] for word in overrides if "=" in word and not word.startswith("~")]
     unused: dict[str, list[str]] = {}
     for start, switch in SWITCHES.items():

@@ -1,1 +1,1 @@
-"""Record layouts, datasets, templates and generated tasks for prompts and conversations."""
+"""Datasets of prompts and conversations: record layouts, readers, templates and generated tasks."""

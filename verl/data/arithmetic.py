@@ -1,4 +1,4 @@
-"""Synthetic arithmetic with worked solutions: a task that a 1M-parameter character model learns on a laptop CPU.
+"""Synthetic arithmetic with worked solutions, a task that a 1M-parameter character model learns on a laptop CPU.
 
 A solution repeats the operands, zero-padded to the same width, then computes the result digit by digit in a fixed
 layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
@@ -7,8 +7,8 @@ layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
     4821 - 377   ->  4821-0377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-0-0=4-00;4444 \\boxed{4444}
     347 * 6      ->  347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \\boxed{2082}
 
-The third number of a step is the carry or borrow, which is copied from the previous step. Because of the fixed layout,
-the model only needs to copy digits over a few fixed distances, so it learns the task in a few hundred steps.
+The third number of a step is the carry or borrow from the previous step. Because of the fixed layout, the model only
+needs to copy digits over a few fixed distances, so it learns the task in a few hundred steps.
 """
 
 import random
@@ -30,16 +30,16 @@ SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 class ArithmeticTask:
     """Distribution of arithmetic problems.
 
-    Ranges are inclusive bounds ``(fewest, most)`` on an operand's number of decimal digits, which is drawn uniformly. A
-    value that is out of range raises a ``ValueError`` that names its field.
+    A range is ``(fewest, most)``: inclusive bounds on an operand's number of decimal digits, which is drawn uniformly.
+    An invalid range raises a ``ValueError`` that names its field.
     """
 
     sum_digits: tuple[int, int] = (3, 4)
     """Range of the number of digits in each operand of a sum."""
     difference_digits: tuple[int, int] = (3, 4)
-    """Range of the number of digits in each operand of a difference; the larger operand comes first."""
+    """Range of the number of digits in each operand of a difference. The larger operand comes first."""
     product_digits: tuple[int, int] = (2, 3)
-    """Range of the number of digits in a product's first factor; the second factor is one digit from 2 to 9."""
+    """Range of the number of digits in a product's first factor. The second factor is a single digit from 2 to 9."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in vars(self).items():
@@ -54,12 +54,12 @@ class ArithmeticTask:
         return arithmetic_problem(kind, *((max(a, b), min(a, b)) if kind == "difference" else (a, b)))
 
     def split(self, name: str, size: int, seed: int) -> list[GeneratedProblem]:
-        """Draw a dataset split; see :func:`draw_split`."""
+        """Draw a dataset split of ``size`` problems; see :func:`draw_split`."""
         return draw_split("arithmetic", self.draw, name, size, seed)
 
 
 def arithmetic_problem(kind: str, a: int, b: int) -> GeneratedProblem:
-    """Return the problem ``a + b``, ``a - b`` (a >= b) or ``a * b`` (one digit in b), with nonnegative operands."""
+    """Return the problem ``a + b``, ``a - b`` (a >= b) or ``a * b`` (b has one digit). Operands are nonnegative."""
     assert 0 <= b <= {"sum": b, "difference": a, "product": 9}[kind] and a >= 0, (kind, a, b)
     sign, width = SIGNS[kind], max(len(str(a)), len(str(b)))
     left, right = f"{a:0{width}d}", f"{b:0{width}d}"
@@ -97,7 +97,7 @@ def _product_step(x: int, y: int, carry: int) -> tuple[str, int, int]:
 
 
 _STEPS = {"sum": _sum_step, "difference": _difference_step, "product": _product_step}
-"""Kind -> f(two digits, carry) -> (text of the step, resulting digit, next carry)."""
+"""Maps each kind to a function of two digits and a carry that returns the step's text, its digit and the next carry."""
 
 
 def _draw_operand(rng: random.Random, digits: tuple[int, int]) -> int:

@@ -18,14 +18,14 @@ from verl.data.samplers import ResumableRandomSampler, batch_loader
 from verl.data.templates import render_chat, render_record
 
 Conversation = tuple[list[int], list[int]]
-"""Token ids, and a loss mask that is 1 on tokens to learn."""
+"""Token ids, and a loss mask that is 1 for tokens to learn."""
 
 
 class ConversationDataset(Dataset[Conversation]):
-    """The conversations in ``files``, tokenized at construction.
+    """The conversations in ``files``, which are tokenized at construction.
 
-    Raises ``ConfigError`` if a file cannot be read or lacks the column, or if a conversation (named by file and row) is
-    malformed, has no assistant turn to learn, does not fit the chat template, or is too long.
+    Raises ``ConfigError`` if a file cannot be read or lacks the column, or if a conversation is malformed, has no
+    assistant turn to learn, does not fit the chat template, or is too long. The message names file and row.
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -67,10 +67,10 @@ def tokenize_conversation(
     max_length: int = sys.maxsize,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Conversation:
-    """Return the conversation's token ids, and a mask of the assistant's turns including their end-of-turn tokens.
+    """Return a conversation's token ids, and a mask of the assistant's turns with their end-of-turn tokens.
 
-    A turn consists of the tokens that the template appends for it, so a turn must not change how earlier ones are
-    rendered. Turns after the first ``max_length`` tokens are skipped, because rendering takes quadratic time.
+    A turn consists of the tokens that the template appends for it, so a turn must not change how earlier turns are
+    rendered. Turns after the first ``max_length`` tokens are skipped, because rendering all turns takes quadratic time.
     """
 
     def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:
@@ -100,14 +100,14 @@ def tokenize_conversation(
 
 
 def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
-    """Convert conversations to a batch with ``learn_mask``, treating the first token of each as its prompt."""
+    """Convert conversations to a batch with ``learn_mask``. The first token of a conversation is its prompt."""
     ids, masks = zip(*conversations, strict=True)
     learned = torch.tensor([learned for mask in masks for learned in mask[1:]]).bool()
     return Batch.of([row[:1] for row in ids], [row[1:] for row in ids], learn_mask=learned)
 
 
 def conversation_loader(dataset: ConversationDataset, batch_size: int, seed: int) -> StatefulDataLoader:
-    """Return a loader of shuffled batches of ``batch_size`` conversations; the incomplete last batch is dropped.
+    """Return a loader of shuffled batches of ``batch_size`` conversations. An incomplete last batch is dropped.
 
     Raises ``ConfigError`` if there are fewer conversations than ``batch_size``.
     """

@@ -1,4 +1,4 @@
-"""Readers for data files that are local or on the Hugging Face hub."""
+"""Readers for local data files and for datasets on the Hugging Face hub."""
 
 import csv
 import io
@@ -26,15 +26,15 @@ from verl.utils.process import memory_limit
 Row = dict[str, Any]
 
 MAX_BYTES, MAX_EXPANSION = 1 << 28, 200
-"""Memory limit for a parquet file's rows: the larger of ``MAX_BYTES`` and ``MAX_EXPANSION`` times the file size."""
+"""Memory limit for the rows of a parquet file: ``MAX_BYTES`` or, if larger, ``MAX_EXPANSION`` times the file size."""
 OVERHEAD = 4
-"""Upper bound on the memory needed for reading, relative to the memory for the rows."""
+"""Upper bound on the memory used while reading rows, as a multiple of the rows' own size."""
 BYTES_PER_ROW = 100
-"""Minimum size of a row in memory."""
+"""Minimum size of a row in memory in bytes."""
 ROWS_AT_A_TIME = 4096
 
 PROBE_S = 10.0
-"""Time in seconds for the hub to answer before only its cache is read."""
+"""Seconds to wait for a response from the hub before using only the local cache."""
 
 _FIX = "correct or remove it"
 
@@ -43,11 +43,11 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "", chats: Se
     """Return the rows of a parquet, jsonl or json file, or of a hub dataset (:func:`hub_set`).
 
     Args:
-        columns: names of columns that every row must have.
-        field: options that set the column names, for error messages.
-        chats: names of columns in which a null of a parquet file or a hub dataset is a key that the record lacks.
+        columns: names of the columns that every row must have.
+        field: options that set the names of columns, for error messages.
+        chats: names of columns in which nulls of a parquet file or hub dataset stand for missing keys and are removed.
 
-    Raises ``ConfigError`` if the file or dataset does not exist or cannot be read, or a row lacks one of ``columns``.
+    Raises ``ConfigError`` if the file or dataset does not exist or cannot be read, or if a row lacks a column.
     """
     path, published = Path(name), hub_set(name)
     if published is not None:
@@ -94,7 +94,7 @@ def _read_hub(name: str, published: HubSet) -> list[Row]:
 
 
 def _hub_answers() -> bool:
-    """Return whether the hub can be reached, by one request."""
+    """Return whether the hub responds to a request."""
     try:
         request = urllib.request.Request(huggingface_hub.constants.ENDPOINT, method="HEAD")
         urllib.request.urlopen(request, timeout=PROBE_S).close()
@@ -131,7 +131,7 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _rows_in(file: pq.ParquetFile, limit: int) -> list[Row] | None:
-    """Return the rows of a file, or None if they take more than ``limit`` bytes."""
+    """Return the rows of a file, or None if the rows need more than ``limit`` bytes."""
     rows: list[Row] = []
     num_bytes = 0
     try:
@@ -148,8 +148,8 @@ def _rows_in(file: pq.ParquetFile, limit: int) -> list[Row] | None:
 
 
 def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
-    """Yield the rows of a file in batches that take at most ``limit`` bytes per column."""
-    # With dictionary encoding, every row of a group may hold a value as large as the whole group.
+    """Yield the rows of a file in batches of at most ``limit`` bytes per column."""
+    # With dictionary encoding, every row of a group may contain a value as large as the whole group.
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     at_a_time = max(1, min(ROWS_AT_A_TIME, limit // max(1, *sizes, 1)))
     coded = [(i, field) for i, field in enumerate(file.schema_arrow) if pa.types.is_dictionary(field.type)]
@@ -164,9 +164,9 @@ def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
-    """Return the objects in a JSON lines file with their line numbers, starting at 1; blank lines are skipped.
+    """Return the objects in a JSON lines file with their line numbers, starting at 1. Blank lines are skipped.
 
-    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
+    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or if a line is not a JSON object.
     """
     # splitlines() would also split at characters that JSON allows inside strings.
     lines = enumerate(_text(path).split("\n"), start=1)
@@ -175,9 +175,9 @@ def read_json_lines(path: Path) -> list[tuple[int, Row]]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Return the rows of a CSV file with a header; all values are strings.
+    """Return the rows of a CSV file with a header. All values are strings.
 
-    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or a row does not match the header.
+    Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or if a row does not match the header.
     """
     try:
         reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
@@ -247,7 +247,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
-    """Return a JSON object. Raises ``ValueError`` for duplicate keys, because their meaning is ambiguous."""
+    """Return a JSON object as a dictionary. Raises ``ValueError`` for duplicate keys, which are ambiguous."""
     row = dict(pairs)
     if len(row) < len(pairs):
         duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -266,4 +266,4 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
 }
-"""File suffix -> function that reads all rows. A ``.json`` file contains a list, or one object per line."""
+"""File suffix -> function that reads all rows. A ``.json`` file contains either a list or one object per line."""

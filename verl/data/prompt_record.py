@@ -1,4 +1,4 @@
-"""The record of a prompt, in a module that imports little, because processes of environments and tools need it."""
+"""The record of a prompt. This module has few imports, because environment and tool processes import it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A tokenized prompt with the inputs for its verifier."""
+    """A tokenized prompt with the inputs of its verifier."""
 
     uid: int
     """Index in the dataset."""
@@ -15,21 +15,21 @@ class PromptRecord:
     data_source: str
     """Name of the verifier."""
     ground_truth: Any
-    """The answer as a JSON value; null is allowed only with a custom reward function."""
+    """The answer as a JSON value. Null is allowed only with a custom reward function."""
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
-    """The chat in the file and the first observation of its environment; a plain text becomes one user message."""
+    """The chat in the data file, followed by the environment's first observation. Plain text is one user message."""
     opens_thought: bool
     """Whether the prompt ends with ``<think>``."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Tool schemas from the data file to render in the prompt, overriding the run's."""
+    """Tool schemas from the data file, which replace the run's schemas in the prompt."""
     state: str = ""
-    """State in which the conversation begins, as JSON, if its environment showed an observation in the prompt."""
+    """Initial state of the environment as JSON, if the prompt contains an observation."""
 
     def observing(self, state: str, messages: Sequence[Mapping[str, Any]]) -> "PromptRecord":
-        """Return the record with the environment's first state, and its observation after the messages.
+        """Return the record with the environment's initial state, and with its observation appended to the chat.
 
-        An observation by the speaker of the message before it joins that message, as templates want turns to alternate.
+        An observation with the role of the last message is appended to it, because templates expect alternating turns.
         """
         chat = [dict(message) for message in self.messages]
         for message in messages:
@@ -41,6 +41,6 @@ class PromptRecord:
 
     @property
     def asks_for_hashes(self) -> bool:
-        """Whether the prompt asks for the answer after ``####``, as in GSM8K's solutions, rather than in a box."""
+        """Return whether the prompt asks for the answer after ``####``, as in GSM8K, rather than in a box."""
         text = "\n".join(message["content"] or "" for message in self.messages)
         return "####" in text and "boxed" not in text

@@ -21,7 +21,7 @@ from verl.data.templates import (
 from verl.rewards.registry import GROUND_TRUTH, check_ground_truth
 
 MEDIA = ("images", "videos")
-"""Names of the media columns in veRL's multimodal records."""
+"""Names of the media columns in multimodal records of veRL."""
 ONE_TURN_AGENT = "single_turn_agent"
 """Agent name in veRL's records for single-turn responses."""
 TOOL_AGENT = "tool_agent"
@@ -41,14 +41,14 @@ NOTES = {
     "{first}); remove the message if it is the answer to learn",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Text of each kind of note for the user."""
+"""Maps each kind of note for the user to its text."""
 
 
 class PromptReader:
-    """Converter from rows to records that also collects notes for the user."""
+    """Converter from rows to records, which also collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, scored: bool = True) -> None:
-        """Prepare a reader; ``scored`` is whether verifiers score the responses."""
+        """Prepare a reader. ``scored`` indicates whether verifiers score the responses."""
         self.scored = scored
         check_template(config.template, tokenizer, "data.template")
         self.config = config
@@ -56,15 +56,15 @@ class PromptReader:
         self.records: list[PromptRecord] = []
         self.num_read = 0
         self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
-        """Names of the rows that each kind of note applies to."""
+        """Maps each kind of note to the names of the rows that it applies to."""
         self._too_long: list[int] = []
         """Lengths of prompts longer than ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
     def read(self, row: Mapping[str, Any], where: str) -> PromptRecord:
-        """Convert a row, which error messages call ``where``, without its tokens; its number is that of the row.
+        """Convert a row to a record without tokens, and number it. ``where`` is its name in error messages.
 
-        Raises ``ConfigError`` if the row is malformed or cannot be scored.
+        Raises ``ConfigError`` if the row is malformed or if responses to it cannot be scored.
         """
         config = self.config
         if self.scored:
@@ -84,7 +84,7 @@ class PromptReader:
         )
 
     def add(self, record: PromptRecord, where: str) -> None:
-        """Add a record with its tokens unless it is too long; raise ``ConfigError`` if it does not fit the template."""
+        """Tokenize a record, and add it unless too long. Raise ``ConfigError`` if the template rejects the record."""
         config = self.config
         ids = self._render(record.messages, record.tools, where)
         if record.messages[-1]["role"] == "assistant":
@@ -116,7 +116,7 @@ class PromptReader:
             raise ConfigError(f"{where}: {config.prompt_key}: {error}") from error
 
     def check_any_left(self, files: Sequence[str]) -> None:
-        """Raise ``ConfigError`` if no prompts are left to train on."""
+        """Raise ``ConfigError`` if there are no prompts, or if all of them were left out because they are too long."""
         if not self.num_read:
             raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
         if not self.records:
@@ -126,7 +126,7 @@ class PromptReader:
             )
 
     def notes(self) -> list[str]:
-        """Return notes for the user, one line each."""
+        """Return the notes for the user, one line each."""
         longest = max(self._too_long, default=0)
         return [
             NOTES[kind].format(
@@ -143,7 +143,7 @@ def render(
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """Return the tokens of a chat in ``data.template``. Raises ``ConfigError`` if the template rejects the messages."""
+    """Return a chat's tokens with ``data.template``. Raises ``ConfigError`` if the template rejects the messages."""
     name, arguments = config.template, dict(config.apply_chat_template_kwargs)
     if name == "chat":
         return render_record(messages, tokenizer, tools, arguments)
@@ -156,7 +156,7 @@ def render(
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
     """Return the row's prompt as a chat. Raises a ``ConfigError`` that names ``where`` if it is empty or malformed.
 
-    ``with_tools`` indicates whether the run provides tools, which veRL's records may require.
+    ``with_tools`` indicates whether the run provides tools, which records of veRL may require.
     """
     prompt = row[key]
     for column in MEDIA:
@@ -199,7 +199,7 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str, answer
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` if it is a mapping, the parsed mapping if it is JSON text, or else an empty mapping."""
+    """Return ``value`` as a mapping, parsed if it is JSON text. Values of other types become an empty mapping."""
     value = parse_json(value)
     return value if isinstance(value, dict) else {}
 
@@ -207,7 +207,7 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
 def read_extra_info(value: Any) -> Mapping[str, Any]:
     """Return ``extra_info``, a mapping or its JSON text, as a mapping.
 
-    Null becomes an empty mapping; any other value is stored under the key ``value``.
+    Null becomes an empty mapping, and any other value is stored under the key ``value``.
     """
     if value is None:
         return {}
@@ -217,7 +217,7 @@ def read_extra_info(value: Any) -> Mapping[str, Any]:
 
 
 def truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:
-    """Cut long ``ids`` to ``length`` as ``data.truncation`` specifies. Raises ``ConfigError`` if that is ``error``."""
+    """Cut ``ids`` to ``length`` as ``truncation`` specifies. Raises ``ConfigError`` if ``truncation`` is ``error``."""
     if truncation == "error":
         raise ConfigError(
             f"data.max_prompt_length={length}: the prompt in {where} has {len(ids)} tokens; raise it, or set "

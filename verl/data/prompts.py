@@ -23,26 +23,26 @@ from verl.utils.user_code import load_class, user_code
 Begin = Callable[[list[PromptRecord]], list[PromptRecord]]
 
 UNSCORED = "environment"
-"""Data source of prompts without one whose responses are scored by an environment."""
+"""Data source of prompts that do not name one because an environment scores the responses."""
 
 COLUMN_OPTIONS = (
     "data.prompt_key, data.answer_key, and data.reward_fn_key or data.data_source, the verifier (data.prompt_key="
     'question data.answer_key=answer data.data_source=math for {"question": "1 + 1?", "answer": "2"}),'
 )
-"""Options that name the columns of a record, with an example."""
+"""Text that lists the options for the columns of a record, with an example."""
 
 
 class PromptDataset(Dataset[PromptRecord]):
-    """The prompts in ``files``, tokenized at construction.
+    """The prompts in ``files``, which are tokenized at construction.
 
     Args:
-        max_samples: number of prompts to use, or -1 for all. They are drawn from all files with ``seed``, or taken from
-            the beginning if ``data.shuffle=false``.
-        scored: whether verifiers score the responses, so that rows need a data source and a ground truth.
-        begin: function that returns the records, as yet without tokens, with the first observations of environments.
+        max_samples: number of prompts to use, or -1 for all. They are drawn from all files with ``seed`` or, if
+            ``data.shuffle=false``, are the first ones.
+        scored: whether verifiers score the responses. In this case, rows need a data source and a ground truth.
+        begin: function that adds the first observations of environments to records, before these are tokenized.
 
-    Raises ``ConfigError`` if a file cannot be read or lacks a column; if no prompt is short enough; or if a row (named
-    by file and number) is malformed, does not fit ``data.template``, is too long, or cannot be scored.
+    Raises ``ConfigError`` if a file cannot be read or lacks a column; if no prompt is short enough; or if a row is
+    malformed, does not fit ``data.template``, is too long, or cannot be scored. The message names file and row.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PromptDataset(Dataset[PromptRecord]):
         selection = _select([len(rows) for _, rows in sources], max_samples, config.shuffle, seed)
         reader = PromptReader(config, tokenizer, scored)
         self.sizes: list[int] = []
-        """Number of prompts from each file, in dataset order."""
+        """Number of prompts from each file, in the order of the files."""
         for (name, rows), numbers in zip(sources, selection, strict=True):
             before, places = len(reader.records), [f"{name}, row {number}" for number in numbers]
             records = [reader.read(rows[number], place) for number, place in zip(numbers, places, strict=True)]
@@ -81,7 +81,7 @@ class PromptDataset(Dataset[PromptRecord]):
 def _read_sources(
     files: Sequence[str], config: DataConfig, scored: bool, whole_rows: bool = False
 ) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """Return the name and the rows of each file, or of the custom dataset class."""
+    """Return the name and the rows of each file or, if it is set, of the custom dataset class."""
     layout = PromptLayout(config.prompt_key, config.reward_fn_key, config.answer_key, config.data_source)
     layout = layout._replace(generated=config.generated, whole_rows=whole_rows)
     path, name = config.custom_cls.path, config.custom_cls.name
@@ -101,26 +101,26 @@ def _read_sources(
 
 
 class PromptLayout(NamedTuple):
-    """Columns of a file of prompts, and what stands for those that it lacks, by their options in ``data``."""
+    """Names of the columns in a file of prompts, and defaults for missing columns. Fields are named as in ``data``."""
 
     prompt_key: str = "prompt"
     reward_fn_key: str = "data_source"
     answer_key: str | None = None
     data_source: str | None = None
     generated: Mapping[str, Mapping[str, Any]] = {}
-    """Options of generated data sets."""
+    """Maps the name of each generated dataset to its options."""
     whole_rows: bool = False
-    """Whether all further columns become entries of ``extra_info``, for environments that begin with their row."""
+    """Whether to add all other columns to ``extra_info``, for environments that are initialized with a row."""
 
     def columns(self, scored: bool = True) -> list[str]:
-        """Columns that every row must have; the prompt alone if no verifier scores the responses."""
+        """Return the columns that every row must have: only the prompt if no verifier scores the responses."""
         if not scored:
             return [self.prompt_key]
         source = [self.reward_fn_key] if self.data_source is None else []
         return [self.prompt_key, self.answer_key or "reward_model", *source]
 
     def read(self, file: str, scored: bool = True) -> list[Mapping[str, Any]]:
-        """Return the completed rows of a file, or of a generated data set."""
+        """Return the completed rows of a file or of a generated dataset."""
         generated = generated_set(file, self.generated)
         if generated is not None:
             names = {"prompt": self.prompt_key, "data_source": self.reward_fn_key}
@@ -130,9 +130,10 @@ class PromptLayout(NamedTuple):
         return [self.completed(row, scored) for row in rows]
 
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
-        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for, or that it may lack.
+        """Fill in the columns that ``answer_key`` and ``data_source`` provide, and optional columns that the row lacks.
 
-        Columns that a custom reward function has parameters for are added to ``extra_info``.
+        Columns for which a custom reward function has parameters are added to ``extra_info``. The prompt is added as
+        ``prompt``, whatever the name of its column.
         """
         if not scored:
             row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}
@@ -146,13 +147,13 @@ class PromptLayout(NamedTuple):
             known = (self.prompt_key, self.reward_fn_key, "reward_model", "extra_info", "tools")
             others = {name: value for name, value in row.items() if name not in known}
             row = {**row, "extra_info": {**others, **read_extra_info(row.get("extra_info"))}}
-        if columns := custom_columns(row[self.reward_fn_key], row):
+        if columns := custom_columns(row[self.reward_fn_key], {"prompt": row.get(self.prompt_key), **row}):
             row = {**row, "extra_info": {**columns, **read_extra_info(row.get("extra_info"))}}
         return row
 
 
 def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:
-    """Return the selected row numbers of each file, in ascending order."""
+    """Return the numbers of the selected rows of each file, in ascending order."""
     total = sum(sizes)
     if max_samples == -1 or max_samples >= total:
         return [list(range(size)) for size in sizes]
@@ -165,11 +166,11 @@ def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) ->
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidates: int = 1) -> StatefulDataLoader:
-    """Return a loader of batches (lists) of exactly ``prompts_per_batch * candidates`` prompts.
+    """Return a loader whose batches are lists of exactly ``prompts_per_batch * candidates`` prompts.
 
-    The incomplete last batch of an epoch is dropped.
+    An incomplete last batch of an epoch is dropped.
 
-    Raises ``ConfigError`` if there are fewer prompts than one batch needs, or if ``data.sampler`` cannot be used.
+    Raises ``ConfigError`` if there are too few prompts for one batch, or if ``data.sampler`` cannot be used.
     """
     size = config.prompts_per_batch * candidates
     if len(dataset) < size:
@@ -203,9 +204,9 @@ def _sampler(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: 
 
 
 def val_batches(dataset: PromptDataset, config: DataConfig, seed: int) -> list[list[PromptRecord]]:
-    """Return batches of all prompts in order, or of ``val_sample_size`` prompts drawn with ``seed``.
+    """Return batches of all prompts, or of ``val_sample_size`` prompts drawn with ``seed``, in dataset order.
 
-    Batches have nearly equal sizes, at most ``val_batch_size``.
+    Batches have nearly equal sizes of at most ``val_batch_size``.
     """
     records = dataset.records
     if config.val_sample_size != -1:

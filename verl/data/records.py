@@ -1,4 +1,4 @@
-"""Record schemas for prompts (veRL's layout) and for supervised fine-tuning conversations."""
+"""Schemas of records: prompts in veRL's layout, and conversations for supervised fine-tuning."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from verl.verifiers.answers import extract_gsm8k
 TEXT = pa.string()
 
 MESSAGES = pa.list_(pa.struct({"role": TEXT, "content": TEXT}))
-"""A chat whose roles are ``system``, ``user`` or ``assistant``."""
+"""A chat. Roles are ``system``, ``user`` and ``assistant``."""
 
 EXTRA_INFO = pa.struct({"split": TEXT, "index": pa.int64(), "question": TEXT, "solution": TEXT, "category": TEXT})
 
@@ -28,10 +28,10 @@ RL_SCHEMA = pa.schema(
         "extra_info": EXTRA_INFO,
     }
 )
-"""Schema with one prompt per row."""
+"""Schema of files with one prompt per row."""
 
 SFT_SCHEMA = pa.schema({"messages": MESSAGES})
-"""Schema with one chat per row. Each chat ends with a message from the assistant."""
+"""Schema of files with one chat per row. Each chat ends with an assistant message."""
 
 
 def rl_record(
@@ -46,7 +46,7 @@ def rl_record(
     category: str = "",
     ability: str = "math",
 ) -> dict[str, Any]:
-    """Return a row of ``RL_SCHEMA`` whose prompt is a user message with the question and the instruction.
+    """Return a row of ``RL_SCHEMA``. The prompt is a user message with the question and the instruction.
 
     ``data_source`` selects the verifier (``verl.rewards.registry``). ``category`` is a dataset label, such as a
     difficulty level.
@@ -62,7 +62,7 @@ def rl_record(
 
 
 def split_solution(text: str) -> tuple[str, str | None]:
-    """Return the answer and the whole text of a solution that ends in ``#### 12``, or the text, an answer, and None."""
+    """Return (answer, ``text``) if ``text`` is a solution that ends with e.g. ``#### 12``, else (``text``, None)."""
     answer = extract_gsm8k(text)
     return (text, None) if answer is None else (answer, text)
 
@@ -73,7 +73,7 @@ def sft_record(question: str, solution: str) -> dict[str, Any]:
 
 
 def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Write ``records`` to ``path`` atomically, creating the parent folder if it is missing.
+    """Write ``records`` to ``path`` atomically. The parent folder is created if it is missing.
 
     Raises ``pyarrow.ArrowInvalid`` or ``ArrowTypeError`` if a record does not match the schema.
     """
@@ -85,12 +85,13 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
 
 
 def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
-    """Return the messages in ``value`` of the column ``key`` as chat templates expect them.
+    """Return the messages in ``value``, an entry of the column ``key``, in the form that chat templates expect.
 
-    Null fields are removed, except for content beside tool calls. Text parts of a content are joined, and arguments of
-    calls become objects, empty ones if they are null or missing. Error messages call the chat ``what``.
+    Null fields are removed, except for the content of messages with tool calls. Contents that consist of text parts are
+    joined. Arguments of tool calls become objects, which are empty if the arguments are null or missing. Error messages
+    call the chat ``what``.
 
-    Raises ``ConfigError`` if it is malformed or empty. The message names ``where``, the column and its ``option``.
+    Raises ``ConfigError`` if the chat is malformed or empty. The message contains ``where``, ``key`` and ``option``.
     """
     if not isinstance(value, list) or not all(
         isinstance(message, dict)
@@ -131,7 +132,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the tools in a record, a list or its JSON text. Raises a ``ConfigError`` that names ``where``."""
+    """Return a record's tools, a list or its JSON text, as a list. Raises a ``ConfigError`` that names ``where``."""
     value = row.get("tools")
     tools = [] if value in (None, "", "null") else parse_json(value)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -140,14 +141,14 @@ def read_tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Remove null entries of mappings at any depth. In parquet, mappings in a column share all of their keys."""
+    """Remove null entries of mappings at any depth. In parquet, all mappings in a column have the same keys."""
     if isinstance(value, dict):
         return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
     return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def parse_json(value: Any) -> Any:
-    """Parse JSON text, returning None if it is invalid. Return other values unchanged."""
+    """Parse ``value`` if it is text, and return None if it is not valid JSON. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -157,5 +158,5 @@ def parse_json(value: Any) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether ``text`` can be encoded. JSON may contain lone surrogates, which tokenizers reject."""
+    """Return whether ``text`` can be encoded. JSON may contain lone surrogates, which tokenizers reject."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,4 +1,4 @@
-"""Decodes responses into text."""
+"""Decodes responses to text."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ from verl.verifiers.answers import END_OF_THINK, THINK
 def decode_responses(
     responses: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str] = ()
 ) -> list[str]:
-    """Decode ``responses`` without special tokens, cutting each at the first of ``stop_strings``.
+    """Decode ``responses`` without special tokens, and cut each response at the first stop string.
 
     ``<think>`` and ``</think>`` are kept even if they are special tokens, because verifiers look for them.
     """
@@ -25,13 +25,13 @@ def decode_responses(
 
 
 MAX_INCOMPLETE = 8
-"""Number of tokens without a complete character after which their bytes are considered invalid."""
+"""Number of consecutive tokens without a complete character after which their bytes are considered invalid."""
 
 
 def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each token, including special tokens; the concatenation is the whole text.
+    """Return the text of each token, including special tokens. Together, they form the whole text.
 
-    A character that spans several tokens is assigned to the last of them.
+    A character that spans several tokens is assigned to the last of these tokens.
     """
     pieces, start, read = [], 0, 0
     for end in range(1, len(ids) + 1):

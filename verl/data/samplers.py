@@ -1,4 +1,4 @@
-"""Samplers that can resume within an epoch and shuffle the data, mix files, or wrap a user's sampler."""
+"""Samplers that shuffle the data, mix files, or wrap a user's sampler, and that can resume within an epoch."""
 
 import operator
 import warnings
@@ -18,7 +18,7 @@ from verl.utils.user_code import load_class, user_code
 def batch_loader(
     dataset: Dataset[Any], batch_size: int, sampler: Sampler[int], collate: Callable[[list[Any]], Any]
 ) -> StatefulDataLoader:
-    """Return a loader of batches of ``batch_size`` examples that drops the incomplete last batch of an epoch."""
+    """Return a loader of batches of ``batch_size`` examples. An incomplete last batch of an epoch is dropped."""
     with warnings.catch_warnings():
         # torchdata calls a deprecated function of torch.
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
@@ -26,7 +26,7 @@ def batch_loader(
 
 
 class ResumableRandomSampler(RandomSampler):
-    """A :class:`RandomSampler` whose iterators provide the state that ``StatefulDataLoader`` saves.
+    """A :class:`RandomSampler` whose iterators have the state that ``StatefulDataLoader`` saves.
 
     Without this state, the loader would resume in the first epoch.
     """
@@ -35,12 +35,12 @@ class ResumableRandomSampler(RandomSampler):
         return _Epoch(self)
 
     def draw(self) -> Iterator[int]:
-        """Return an iterator over the next epoch; the generator advances when the first index is requested."""
+        """Return an iterator over the next epoch. The generator advances when the first index is requested."""
         return super().__iter__()
 
 
 class _Epoch(Iterator[int]):
-    """Iterator over an epoch's indices. It remembers the generator state before the epoch."""
+    """Iterator over an epoch's indices that stores the generator state from before the epoch."""
 
     def __init__(self, sampler: ResumableRandomSampler) -> None:
         self.sampler = sampler
@@ -57,11 +57,11 @@ class _Epoch(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator state before the epoch, and the number of indices yielded so far."""
+        """Return the generator state from before the epoch and the number of indices yielded so far."""
         return {"generator": self.start, "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the position at which :meth:`state_dict` was called."""
+        """Restore the position at which :meth:`state_dict` was called."""
         self.sampler.generator.set_state(state["generator"])
         self._begin()
         for _ in range(state["num_yielded"]):
@@ -71,8 +71,8 @@ class _Epoch(Iterator[int]):
 class MixingSampler(ResumableRandomSampler):
     """A sampler that mixes the concatenated files of a dataset in proportion to ``weights``.
 
-    An epoch is as long as the dataset and is shuffled. Each file contributes ``counts`` prompts, which are drawn
-    without replacement until the file is exhausted.
+    Each epoch is shuffled and has as many prompts as the dataset. File i contributes ``counts[i]`` prompts, which are
+    drawn without replacement until all of the file's prompts have been drawn.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MixingSampler(ResumableRandomSampler):
         self.counts = shares(sum(sizes), weights)
 
     def draw(self) -> Iterator[int]:
-        """Return the next epoch's indices; the generator advances when the first index is requested."""
+        """Yield the next epoch's indices. The generator advances when the first index is requested."""
         drawn: list[torch.Tensor] = []
         offset = 0
         for size, count in zip(self.sizes, self.counts, strict=True):
@@ -105,10 +105,10 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 class CustomSampler(Sampler[int]):
-    """Wrapper that validates a user's sampler.
+    """Wrapper for a user's sampler that validates it.
 
-    Raises ``ConfigError`` if the class cannot be loaded or raises, if its length is unknown or less than the batch
-    size, or if it defines only one of ``state_dict`` and ``load_state_dict``.
+    Raises ``ConfigError`` if the class cannot be loaded or raises an exception, if the sampler's length is unknown or
+    less than the batch size, or if it has only one of ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int, batch_size: int) -> None:
@@ -144,7 +144,7 @@ class CustomSampler(Sampler[int]):
         return ""
 
     def update(self, outcome: object) -> None:
-        """Call the ``update`` method of the user's sampler, if any, with a :class:`verl.method.StepOutcome`."""
+        """Call the ``update`` method of the user's sampler, if it exists, with a :class:`verl.method.StepOutcome`."""
         if hasattr(self.inner, "update"):
             with user_code(f"{self.where}: its update(outcome)"):
                 self.inner.update(outcome)
@@ -187,11 +187,11 @@ class _CustomEpoch(Iterator[int]):
         return sampler.to_index(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the user's sampler, and the number of indices yielded so far."""
+        """Return the state of the user's sampler and the number of indices yielded so far."""
         return {"inner": self.sampler.state.save(), "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state by restoring the user's sampler or, if it has no state, by skipping indices."""
+        """Restore the state of the user's sampler or, if it has none, skip the indices that were already yielded."""
         sampler = self.sampler
         if "inner" not in state or (state["inner"] is not None) != sampler.state.exists:
             raise ConfigError(f"{sampler.where}: the checkpoint was written by another sampler; start a new run")

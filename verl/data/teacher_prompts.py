@@ -1,4 +1,4 @@
-"""The prompts under which a teacher reads the policy's responses, if they differ from the policy's own."""
+"""Prompts for the teacher that differ from the policy's prompts."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -16,22 +16,22 @@ from verl.utils.user_code import UserFunction
 from verl.verifiers.verdict import Verdict
 
 RESPONSE = ("response", "verdict", "siblings")
-"""Parameters for which a function gets the response to read, its verdict, and the prompt's other responses."""
+"""Names of a function's optional parameters: the response, its verdict, and the prompt's other responses."""
 EXAMPLE = ("", Verdict(False, False, "missing", score=0.0))
-"""Response and verdict on which a function is tried."""
+"""Response and verdict with which a function is tested."""
 
 
 class TeacherPrompts:
-    """Prompts that ``teacher.prompt`` makes of records, such as the question with its solution, in ``data.template``.
+    """Creates the teacher's prompts with the function ``teacher.prompt``, and renders them in ``data.template``.
 
     Args:
-        path: Import path of a function that takes a :class:`PromptRecord` and returns a text or a list of messages. If
-            it has parameters named ``response``, ``verdict`` and ``siblings``, it gets what verifiers read of the
-            response, its :class:`Verdict`, and a pair of these for each of the prompt's other responses, and may return
-            None, so that the teacher says nothing about the response.
-        limit: Maximum number of tokens of a prompt and its response for the teacher, or None.
+        path: Import path of a function that accepts a :class:`PromptRecord` and returns a string or a list of messages,
+            such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
+            ``siblings``, they are the response's text, its :class:`Verdict`, and a pair of these for each of the
+            prompt's other responses. It may return None to have no teacher loss for the response.
+        limit: Maximum number of tokens in a prompt and its response for the teacher, or None.
 
-    Raises ``ConfigError`` if the function cannot be loaded, or does not accept these arguments.
+    Raises ``ConfigError`` if the function cannot be loaded or does not accept these arguments.
     """
 
     def __init__(self, path: str, data: DataConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> None:
@@ -41,22 +41,22 @@ class TeacherPrompts:
 
     @property
     def read_verdicts(self) -> bool:
-        """Whether prompts depend on responses and their verdicts."""
+        """Return whether the teacher's prompts depend on responses and their verdicts."""
         return bool(self.function.optional)
 
     def try_on(self, record: PromptRecord, group_size: int) -> None:
-        """Call the function with ``record`` and empty, wrong responses; raises what :meth:`of_batch` raises."""
+        """Test the function with ``record`` and empty responses. Raises the same errors as :meth:`of_batch`."""
         optional = dict(zip(RESPONSE, (*EXAMPLE, [EXAMPLE] * (group_size - 1)), strict=True))
         on_trial = ", on trial with empty, wrong responses" if self.read_verdicts else ""
         self._tokens(record, optional, f"{self.function.where}, prompt {record.uid}{on_trial}")
 
     def of_batch(self, batch: Batch) -> list[list[int] | None]:
-        """Return the token ids of the teacher's prompt for each response of ``batch``, or None without one.
+        """Return the token ids of the teacher's prompt for each response in ``batch``, or None if there is no prompt.
 
-        A prompt that depends on the response counts as none if it is too long for the teacher.
+        A prompt that depends on the response is replaced by None if it is too long for the teacher.
 
-        Raises ``ConfigError`` if the function raises, or returns no text and no chat that the template takes, or if a
-        prompt that depends on the record alone is too long.
+        Raises ``ConfigError`` if the function raises an exception, if it returns neither a string nor a chat that the
+        template accepts, or if a prompt that depends only on the record is too long.
         """
         prompts = []
         for record, length, optional in zip(
@@ -81,7 +81,7 @@ class TeacherPrompts:
         return prompts
 
     def _tokens(self, record: PromptRecord, optional: Mapping[str, Any], where: str) -> list[int] | None:
-        """Return what the function makes of copies, so that it cannot change the batch's messages and verdicts."""
+        """Return the tokens of the function's prompt. The function gets copies, so that it cannot change the batch."""
         copied = replace(record, messages=deepcopy(record.messages), extra_info=dict(record.extra_info))
         returned: Any = self.function(copied, **{name: optional[name] for name in self.function.optional})
         if returned is None and self.read_verdicts:
@@ -93,7 +93,7 @@ class TeacherPrompts:
             raise ConfigError(f"{where}: {error}") from error
 
     def _optional(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield the values of the parameters ``RESPONSE`` for each response, or nothing if none is read."""
+        """Yield the values of the parameters in ``RESPONSE`` for each response, or an empty dict if none is used."""
         if not self.read_verdicts:
             yield from ({} for _ in batch.records)
             return

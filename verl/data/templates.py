@@ -1,10 +1,11 @@
-"""Prompt templates by name, and few-shot demonstrations for base models.
+"""Named prompt templates, and few-shot demonstrations for base models.
 
 The texts are in ``templates.yaml`` and ``demonstrations.yaml``. Choose the template that the model was trained with,
-because its special tokens (such as ``<|im_start|>``) must match the model's. ``chat`` and ``chat-boxed`` use the
-tokenizer's chat template, and ``raw`` adds nothing.
+because the template's special tokens (such as ``<|im_start|>``) must match the model's. ``chat`` and ``chat-boxed`` use
+the tokenizer's chat template, and ``raw`` leaves prompts unchanged.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
+from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import THINK
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -26,7 +28,7 @@ BOXED = "Please reason step by step, and put your final answer within \\boxed{}.
 Demonstration = tuple[str, str]
 """A question and its worked answer."""
 Chat = Sequence[Mapping[str, Any]]
-"""Messages."""
+"""Messages of a chat."""
 Arguments = Mapping[str, Any] | None
 """Additional arguments of a chat template."""
 
@@ -55,13 +57,13 @@ def _read(name: str) -> dict[str, Any]:
 
 
 TEMPLATES = {name: Template(**fields) for name, fields in _read("templates").items()}
-"""Templates by name."""
+"""Name -> template."""
 
 DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]
     for name, examples in _read("demonstrations").items()
 }
-"""Name, as in ``Benchmark.demonstrations`` -> questions with their worked answers."""
+"""Maps each name in ``Benchmark.demonstrations`` to questions with worked answers."""
 
 
 def find_template(name: str, field: str = "template") -> Template:
@@ -74,15 +76,15 @@ def find_template(name: str, field: str = "template") -> Template:
 
 
 def template_stops(name: str) -> list[str]:
-    """Return the strings that end a response. Raises ``ConfigError`` if the template does not exist."""
+    """Return the template's stop strings. Raises ``ConfigError`` if the template does not exist."""
     return list(find_template(name).stops)
 
 
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of the :func:`template_stops` that are single tokens of the model.
+    """Return the token ids of the :func:`template_stops` that are single tokens of the model.
 
-    Engines search for stop strings in the text without special tokens, so they would miss ``<|im_end|>`` in a base
-    model that has a different end-of-sequence token.
+    Engines search for stop strings in text without special tokens. With a base model whose end-of-sequence token is
+    different, engines would therefore miss ``<|im_end|>``.
     """
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
@@ -105,7 +107,7 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
 
 
 def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt ends with ``<think>``, as in the templates of reasoning models."""
+    """Return whether a prompt ends with ``<think>``, as templates of reasoning models do."""
     return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith(THINK)
 
 
@@ -121,7 +123,7 @@ def render_prompt(
     Args:
         chat_arguments: additional arguments for the tokenizer's chat template, if ``template`` uses it.
 
-    Raises ``ConfigError`` if the template does not exist, or it needs a chat template that is missing or fails.
+    Raises ``ConfigError`` if the template does not exist, or if it needs a chat template that is missing or fails.
     """
     form = find_template(template)
     if form.chat:
@@ -141,10 +143,27 @@ def render_chat(
 ) -> list[int]:
     """Return the token ids of a chat rendered by the tokenizer's template, with a generation prompt if requested.
 
-    Raises ``ConfigError`` if the template fails on the chat or rejects it, for example because of a system message.
+    Raises ``ConfigError`` if the template fails or rejects the chat, for example because of a system message.
     """
     rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
     return rendered
+
+
+def render_untrusted(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a chat of one user message, in which names of special tokens are plain text.
+
+    Raises ``ConfigError`` if the tokenizer's template fails, or leaves the message out.
+    """
+    mark = hashlib.blake2b(text.encode(errors="surrogatepass")).hexdigest()
+    before, found, after = render_chat_text([{"role": "user", "content": mark}], tokenizer, None, True).partition(mark)
+    if not found:
+        raise ConfigError("the tokenizer's chat template leaves out the user's message")
+    parts = [(before, False), (valid_unicode(text), True), (after, False)]
+    return [
+        token
+        for part, is_plain in parts
+        for token in tokenizer(part, add_special_tokens=False, split_special_tokens=is_plain).input_ids
+    ]
 
 
 def render_record(
@@ -154,7 +173,7 @@ def render_record(
     chat_arguments: Mapping[str, Any],
     generation_prompt: bool = True,
 ) -> list[int]:
-    """Like :func:`render_chat`, but raise ``ConfigError`` if the template leaves out the ``tools`` or their calls."""
+    """Like :func:`render_chat`, but raise ``ConfigError`` if the template omits the ``tools`` or tool calls."""
     arguments = {**chat_arguments, "tools": tools} if tools else chat_arguments
     ids = render_chat(messages, tokenizer, arguments, generation_prompt)
     silent = [{**message, "tool_calls": [], "content": message["content"] or ""} for message in messages]
@@ -169,7 +188,7 @@ def render_record(
 def render_chat_text(
     messages: Chat, tokenizer: PreTrainedTokenizerBase, chat_arguments: Arguments, generation_prompt: bool
 ) -> str:
-    """Return the text that :func:`render_chat` tokenizes. Raises ``ConfigError`` under the same conditions."""
+    """Return the text whose tokens :func:`render_chat` returns. Raises the same errors."""
     return str(_rendered(messages, tokenizer, chat_arguments, generation_prompt, tokenize=False))
 
 
@@ -207,7 +226,7 @@ _MARKERS = re.compile(
 
 
 def template_marker(text: str) -> str | None:
-    """Return a marker that shows that ``text`` is already templated, such as ``<|im_start|>``, or None."""
+    """Return a marker of a template in ``text``, such as ``<|im_start|>``, or None if no template has been applied."""
     match = _MARKERS.search(text)
     return None if match is None else f"{match.group(1)}: ... {match.group(2)}:" if match.group(1) else match.group()
 

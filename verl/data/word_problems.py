@@ -12,7 +12,7 @@ from collections.abc import Callable
 from verl.data.generated import GeneratedProblem, draw_split
 
 INSTRUCTION = "Answer in one short sentence."
-"""Last sentence of every question. Without it, or if asked for a bare number, small models write long answers."""
+"""Last sentence of every question. Small models write long answers without it, or if it asks for only a number."""
 
 NAMES = "Ana Ben Carla Deniz Emil Fatou Grace Hugo Ines Jun Kofi Lena Mina Noor".split()
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -32,7 +32,7 @@ def draw(rng: random.Random) -> GeneratedProblem:
 
 
 Parts = tuple[str, str, int]
-"""Question without ``INSTRUCTION``, worked steps, and answer."""
+"""Question (without ``INSTRUCTION``), worked steps, and answer."""
 
 
 def _more(rng: random.Random) -> Parts:
@@ -97,4 +97,4 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], Parts]]] = {
     "more_and_more": (1, _more_and_more),
     "more_and_fewer": (1, _more_and_fewer),
 }
-"""Relative frequency of each kind of problem, and the function that draws one."""
+"""Maps each kind of problem to its relative frequency and a function that draws a problem."""

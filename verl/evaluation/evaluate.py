@@ -1,6 +1,6 @@
 """Runs an evaluation, from a validated config to tables, curves and an HTML page.
 
-If a benchmark or model fails, the error is printed, the others are still evaluated, and the exit code is 1.
+If a benchmark or model fails, the error is printed, the evaluation continues, and the exit code is 1.
 """
 
 from contextlib import ExitStack, closing
@@ -29,7 +29,7 @@ ENGINE_ERROR = "engine_error.log"
 
 
 def run_evaluation(config: EvaluationConfig) -> None:
-    """Evaluate the models on the benchmarks that ``config`` names.
+    """Evaluate the models in ``config`` on its benchmarks.
 
     Raises:
         ConfigError: The config does not fit the machine, or another run is using the output folder.

@@ -26,14 +26,14 @@ from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
-"""Number of engine steps per call, equivalent to one or two seconds of decoding with a real model."""
+"""Number of engine steps per call, about one or two seconds of decoding with a real model."""
 
 
 def generate_target(job: Job, target: Target, title: str, stores: Mapping[EvaluationTask, SampleStore]) -> None:
-    """Generate the missing samples of one model, if any.
+    """Generate one model's missing samples.
 
     Raises:
-        WorkerError: An engine failed to start, or died; the samples that it had already returned remain stored.
+        WorkerError: An engine failed to start or died. Samples that were already returned remain stored.
     """
     config, session, display, tokenizer = job.config, job.session, job.display, job.tokenizers[target]
     missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
@@ -65,7 +65,7 @@ def generate_target(job: Job, target: Target, title: str, stores: Mapping[Evalua
 
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
-    """Start workers that serve ``model``; the caller must close them. Raises ``WorkerError`` if loading fails."""
+    """Start workers that serve ``model``. The caller must close them. Raises ``WorkerError`` if loading fails."""
     calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
     return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
@@ -79,13 +79,13 @@ def generate_missing(
     display: RunDisplay,
     conversations: ConversationSetup | None = None,
 ) -> None:
-    """Generate the missing samples of every problem and store each one as it arrives.
+    """Generate the missing samples of every problem and store each sample as it arrives.
 
     All tasks share one request stream, so engines wait for the longest response only once, not once per benchmark.
 
     Args:
         workers: Group of :class:`verl.workers.evaluation.EvaluationWorker`.
-        conversations: Setup for multi-turn responses, or None for single-turn ones.
+        conversations: Setup for multi-turn responses, or None for single-turn responses.
     """
     # A request is identified by its index in this list.
     samples = [(task, problem, i) for task, store in stores.items() for problem, i in store.missing(config.n_sampling)]
@@ -135,7 +135,7 @@ def generate_missing(
 
 
 def environment_figures(part: Batch) -> list[dict[str, float]]:
-    """Return the environment's reward, the turns and the counts of each conversation, or empty for single turns."""
+    """Return each conversation's environment reward, turns and counts, or empty dicts for single-turn responses."""
     if "environment_rewards" not in part:
         return [{} for _ in range(len(part))]
     columns = zip(part.environment_rewards.tolist(), part.turns.tolist(), part.call_counts.tolist(), strict=True)

@@ -1,7 +1,7 @@
 """Scores stored samples with a reward model and saves the scores next to the samples.
 
-The first line of ``reward_model.jsonl`` holds the settings that the scores depend on. Each later line contains a score
-and the digest of its response.
+The first line of ``reward_model.jsonl`` contains the settings that the scores depend on. Each later line contains a
+score and the digest of its response.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ from verl.single_controller.roles import ModelWorkers
 SCORES_FILE = "reward_model.jsonl"
 
 BATCH_SIZE = 256
-"""Number of responses to score before their scores are written."""
+"""Number of responses that are scored and written at a time."""
 
 
 @dataclass(frozen=True)
 class StoredScore:
-    """Reward model score of one sample."""
+    """Score of one sample by the reward model."""
 
     problem: int
     sample: int
@@ -53,7 +53,7 @@ class Judge(NamedTuple):
 
 
 def load_reward_model(config: EvaluationConfig, device_type: str) -> Judge:
-    """Load the reward model that ``config`` names. Raises ``ConfigError`` if it is missing or unusable."""
+    """Load the reward model that ``config`` names. Raises ``ConfigError`` if the model is missing or unusable."""
     options, field = config.reward_model, "reward_model.path"
     held = options.held(device_type == "cpu")
     path = held.model.path
@@ -108,7 +108,7 @@ def score_by_reward_model(
 
 
 def with_scores(result: TaskResult, scores: Mapping[SampleKey, float]) -> TaskResult:
-    """Return ``result`` with ``scores`` attached to its samples; samples that were not generated have no score."""
+    """Return ``result`` with ``scores`` attached to its samples. Samples that were not generated have no score."""
     problems = [
         replace(problem, samples=[replace(s, score=scores.get((i, j))) for j, s in enumerate(problem.samples)])
         for i, problem in enumerate(result.problems)

@@ -19,10 +19,10 @@ RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
 ENVIRONMENT = "environment/"
-"""Prefix of the columns and figures of conversations: ``environment/reward``, ``environment/turns``, and counts."""
+"""Prefix of columns and statistics for conversations: ``environment/reward``, ``environment/turns``, and counts."""
 
 PROMPT_TOO_LONG = "prompt_too_long"
-"""Reason code of samples that were not generated because the prompt is too long for the model; they count as wrong."""
+"""Reason code for samples that were not generated because the prompt is too long for the model. They count as wrong."""
 
 REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error", PROMPT_TOO_LONG)
 """Reason codes for verdicts, in the order in which tables list them."""
@@ -59,7 +59,7 @@ class ScoredSample:
     reason: str
     """Reason code from ``REASONS``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Rank metrics of the response by name; undefined metrics are not finite."""
+    """Rank metrics of the response by name. Undefined metrics are not finite."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """JSON values that a custom reward function returned besides the score, by name."""
     conversation: Sequence[Mapping[str, str]] = ()
@@ -67,12 +67,12 @@ class ScoredSample:
     environment: Mapping[str, float] = field(default_factory=dict)
     """Sum of the environment's rewards, number of turns and counts by name, or empty for a single turn."""
     score: float | None = None
-    """Reward model score, or None if the sample was not scored by one."""
+    """Reward model score, or None if no reward model scored the sample."""
 
 
 @dataclass(frozen=True)
 class ProblemResult:
-    """A problem and its samples; the number of samples varies between problems and can be 0."""
+    """A problem and its samples. The number of samples varies between problems and can be 0."""
 
     index: int
     question: str
@@ -106,12 +106,12 @@ def row_labels(results: Sequence[TaskResult]) -> list[str]:
 
 
 def result_folder(folder: Path, run: str, step: int, benchmark: str, temperature: float) -> Path:
-    """Return ``<folder>/<run>/step_<N>/<benchmark>/T<temperature>``; names cannot escape ``folder``."""
+    """Return ``<folder>/<run>/step_<N>/<benchmark>/T<temperature>``. Names cannot escape ``folder``."""
     return folder / safe_name(run) / f"step_{step}" / safe_name(benchmark) / f"T{temperature:g}"
 
 
 def safe_name(name: str) -> str:
-    """Percent-encode special characters so that ``name`` is a valid file name; distinct names stay distinct."""
+    """Percent-encode special characters so that ``name`` is a valid file name. Distinct names stay distinct."""
     quoted = quote(name, safe=" @+=,()", errors="surrogatepass")
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 
@@ -119,7 +119,7 @@ def safe_name(name: str) -> str:
 def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -> Path:
     """Write ``results.json`` and ``samples.parquet`` of one result and return their folder.
 
-    ``figures`` are the result's columns of ``results.csv``; values that are not finite become null. Lone surrogates,
+    ``figures`` are the result's columns of ``results.csv``. Values that are not finite become null. Lone surrogates,
     which UTF-8 cannot represent, become U+FFFD. ``results.json`` is written last, so its presence marks a complete
     result.
     """
@@ -138,7 +138,7 @@ def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -
 
 
 def sample_table(result: TaskResult) -> pa.Table:
-    """Return a table with one row per sample; a rank metric's column is null for samples without the metric."""
+    """Return a table with one row per sample. A rank metric's column is null for samples without the metric."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     columns = [f"{ENVIRONMENT}{name}" for sample in samples for name in sample.environment]
     columns += [f"{METRIC_PREFIX}{name}" for sample in samples for name in sample.metrics]

@@ -1,4 +1,4 @@
-"""Scores stored samples; verdicts are saved next to the samples and recomputed if their inputs change.
+"""Scores stored samples. Verdicts are saved next to the samples and recomputed if their inputs change.
 
 The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source, libraries and limits,
 and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
@@ -13,6 +13,7 @@ from typing import Any
 
 import verl.rewards
 from verl.config.errors import ConfigError
+from verl.config.judge import JUDGE
 from verl.config.rewards import RewardScoreConfig, summands
 from verl.data.templates import find_template
 from verl.evaluation.benchmarks import Problem
@@ -28,13 +29,13 @@ from verl_pages.sample_files import shown_truth
 VERDICTS_FILE = "verdicts.jsonl"
 
 BATCH_SIZE = 1024
-"""Number of samples to score before their verdicts are written."""
+"""Number of samples that are scored and written at a time."""
 
 LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 """Libraries that verifiers use to compare answers."""
 
 KEPT_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
-"""Verifier reasons kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
+"""Verifier reasons that are kept as reason codes. Any other reason for a wrong answer becomes ``wrong``."""
 
 NOT_GENERATED = ScoredSample("", 0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG)
 """Placeholder sample for a problem whose prompt is too long for the model."""
@@ -68,7 +69,7 @@ def score_samples(
 ) -> TaskResult:
     """Return the result of a task whose samples are complete, computing missing and outdated verdicts.
 
-    If no verifier scores the responses (``scored``), those whose environment gave positive rewards are correct.
+    If ``scored`` is False, no verifier runs, and responses with a positive environment reward are correct.
 
     Raises:
         ConfigError: :func:`score_batches` failed, or a line of the verdict file is damaged.
@@ -96,7 +97,7 @@ def score_samples(
 def _verdicts(
     task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
 ) -> dict[SampleKey, StoredVerdict]:
-    """Return the verdicts on all samples, and store the new ones."""
+    """Return the verdicts on all samples, and store new verdicts."""
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: digest_of(samples[key].response) for key in keys}
     settings = verdict_settings(task.problems, verifiers.config)
@@ -117,7 +118,7 @@ def score_batches(
     keys: Sequence[SampleKey],
     verifiers: VerifierPool,
 ) -> Iterator[dict[SampleKey, Verdict]]:
-    """Yield the verdicts on the samples ``keys`` in batches of ``BATCH_SIZE``.
+    """Yield the verdicts on the samples in ``keys``, in batches of ``BATCH_SIZE``.
 
     Raises:
         ConfigError: A custom reward function failed, or the verifiers or programs could not be run.
@@ -144,7 +145,7 @@ def score_batches(
 
 
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
-    """Return all inputs of the verdicts except the responses."""
+    """Return everything that the verdicts depend on, except the responses."""
     sources = [path for package in verl.rewards.__path__ for path in sorted(Path(package).iterdir()) if path.is_file()]
     functions = [part for path in config.paths_of_custom_functions().values() for _, part in summands(path)]
     sources += [path for path in map(source_file, functions) if path is not None]
@@ -157,6 +158,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
         "memory_limit_mb": config.memory_limit_mb,
         "custom_functions": config.custom_functions,
         "custom_kwargs": config.custom_kwargs,
+        **({"judge": config.function_kwargs[JUDGE]} if config.judge.enable else {}),
     }
 
 

@@ -38,23 +38,23 @@ GROUPS = ("all", "correct", "wrong")
 """Groups of responses over which rank metrics are averaged."""
 
 FIGURES = ("pass", "maj", "rm", "rm_maj")
-"""Prefixes of the ``@k`` statistics; the last two exist only if a reward model scored the samples."""
+"""Prefixes of the ``@k`` statistics. ``rm`` and ``rm_maj`` exist only if a reward model scored the samples."""
 
 ENDS = ("", "_low", "_high")
-"""Column suffixes of an estimate and of its interval's ends; the ends are NaN if there is only one problem."""
+"""Column suffixes of an estimate and of its interval's ends. The ends are NaN if there is only one problem."""
 
 AVERAGE = "macro average"
-"""Benchmark name of the rows that hold means over benchmarks."""
+"""Benchmark name of the rows that contain means over benchmarks."""
 
 MIN_CHANGED = 6
-"""Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer,
-the probability that all of them differ in the same direction by chance exceeds 5% (2 / 2^5 for five problems), even if
+"""Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer
+problems, all differences have the same sign by chance with a probability above 5% (2 / 2^5 for five problems), even if
 the bootstrap interval excludes zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]
-"""Columns of ``results.csv``: counts of problems with and without samples, the fewest and most samples per problem, and
-means over responses of token count, truncation, and :func:`repetition_rate`."""
+"""Columns of ``results.csv``: counts of problems with and without samples, the minimum and maximum number of samples
+per problem, and means over responses of token count, truncation, and :func:`repetition_rate`."""
 
 Key = tuple[str, str]
 """Benchmark and label that identify a row."""
@@ -76,11 +76,11 @@ class Summary:
 
     table: pd.DataFrame
     """One row per benchmark and run, in the order of the results, followed by the averages. The columns match
-    ``results.csv``; undefined values are NaN."""
+    ``results.csv``. Undefined values are NaN."""
     labels: list[str]
     benchmarks: list[str]
     averaged: list[str]
-    """Benchmarks on which every run has results and which are averaged; empty if there are fewer than two."""
+    """Benchmarks on which every run has results and over which averages are taken, or empty if fewer than two."""
 
     @property
     def ks(self) -> list[int]:
@@ -199,7 +199,7 @@ def _baseline(key: Key, results: Mapping[Key, TaskResult], compare_to: str) -> K
 
 
 def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences in pass@k from the baseline, as ``difference@k``, on the problems that both contain."""
+    """Return the differences in pass@k from the baseline, as ``difference@k``, on the problems in both tables."""
     one, other = figures.filter(like="pass@").align(baseline.filter(like="pass@"), join="inner")
     return (one - other).rename(columns=lambda column: column.replace("pass", "difference"))
 
@@ -207,7 +207,7 @@ def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
 def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.DataFrame:
     """Return column means over problems, followed by column means over resampled problems, ``[1 + draws, K]``.
 
-    All columns share the draws. With a single problem, the spread is unknown, so the draws are NaN.
+    All columns share the same draws. The spread of a single problem is unknown, so its draws are NaN.
     """
     means = np.full((draws, len(values.columns)), math.nan)
     if len(values) > 1 and values.size:
@@ -226,7 +226,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
     """Return each column's mean over benchmarks with its percentile interval.
 
     Args:
-        drawn: :func:`resampled` values of each benchmark; columns missing from any benchmark are ignored.
+        drawn: :func:`resampled` values of each benchmark. Columns missing from any benchmark are ignored.
         shares: Per-problem values of each benchmark if they are in [0, 1], or empty. If all problems of a benchmark
             have equal values, such as 0 of 12 correct, the draws do not vary, and the benchmark contributes a Wilson
             interval (JASA 1927, 22:209) for the sum of the values, rounded to an integer.
@@ -250,7 +250,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
 
 
 def _counts(result: TaskResult) -> dict[str, Any]:
-    """Return counts of problems, samples and reasons, the ``RATES``, and means of conversations and rank metrics."""
+    """Return the numbers of problems and samples, the count of each reason, the ``RATES``, and mean metrics."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     counts = [len(problem.samples) for problem in result.problems if problem.samples]
     numbers = (len(counts), len(result.problems) - len(counts), min(counts, default=0), max(counts, default=0))
@@ -269,7 +269,7 @@ def _counts(result: TaskResult) -> dict[str, Any]:
 
 
 def _average_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Aggregate :func:`_counts` over benchmarks: sum the counts, extend the sample range, and average the ``RATES``."""
+    """Aggregate :func:`_counts` over benchmarks: total counts, minimum and maximum sample count, and mean ``RATES``."""
     table = pd.DataFrame(rows)
     sums = [*NUMBERS[:2], *(column for column in table if column.startswith("reason_"))]
     lowest, highest = NUMBERS[2:]

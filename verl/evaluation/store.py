@@ -1,6 +1,6 @@
 """On-disk sample store, written incrementally so that an interrupted evaluation can resume.
 
-A folder holds the samples of one model on one benchmark at one temperature::
+A folder contains the samples of one model on one benchmark at one temperature::
 
     generation.json    the settings that the samples depend on, and a digest of every prompt
     samples.jsonl      one line per sample
@@ -33,7 +33,7 @@ RecordT = TypeVar("RecordT")
 
 
 def digest(content: bytes, size: int = 8) -> str:
-    """Return a digest of ``content``, ``size`` bytes long, in hexadecimal."""
+    """Return a hexadecimal digest of ``content`` with a length of ``size`` bytes."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
@@ -76,7 +76,7 @@ def _field_types(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _read(value: Any, kind: Any) -> Any:
-    """Convert a JSON value to a dataclass, list, dict or plain type; integers are accepted as floats.
+    """Convert a JSON value to a dataclass, list, dict or plain type. Integers are accepted as floats.
 
     Raises:
         TypeError: The value does not have the type ``kind``.
@@ -96,12 +96,12 @@ def _read(value: Any, kind: Any) -> Any:
 
 
 class RecordFile(Generic[RecordT]):
-    """Append-only JSON Lines file of dataclass records; use it as a context manager.
+    """Append-only JSON Lines file of dataclass records. Use the file as a context manager.
 
     Args:
-        path: File path; the file is created if missing.
+        path: File path. The file is created if missing.
         kind: Dataclass of the records. Fields with a default factory are optional and not written if empty.
-        settings: Settings that the records depend on, stored in the first line, or None for no such line. A file with
+        settings: Settings that the records depend on, stored in the first line, or None to omit this line. A file with
             different settings is emptied.
 
     Raises:
@@ -170,7 +170,7 @@ class SampleStore(RecordFile[StoredSample]):
 
     Args:
         folder: Sample folder, which is created if missing.
-        settings: All inputs of the samples except the prompts, as plain values.
+        settings: Everything that the samples depend on except the prompts, as plain values.
         prompts: Prompt token ids of each problem. The number of problems may differ from earlier evaluations.
         unanswered: Indices of problems that are never sampled.
 
@@ -199,7 +199,7 @@ class SampleStore(RecordFile[StoredSample]):
         return [(i, j) for i in self.answered for j in range(n) if (i, j) not in self.samples]
 
     def append(self, samples: Sequence[StoredSample]) -> None:
-        """Append samples; once this method returns, they survive a crash of the process."""
+        """Append samples. Once this method returns, the samples survive a crash of the process."""
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample

@@ -26,7 +26,7 @@ PROMPTING: dict[str, tuple[str, Any]] = {
     "stop": ("rollout", []),
     "stop_token_ids": ("rollout", []),
 }
-"""Options of a target that a run determines: name -> the group that has it in the run's config, and its default."""
+"""Maps each target option that is inherited from a run to its group in the run's config and its default."""
 
 MAX_FOLDER_NAME = 100
 """Maximum length in characters of a result folder's name."""
@@ -47,10 +47,10 @@ class Target:
     chat_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Extra arguments for the tokenizer's chat template."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response, in addition to those of the template."""
+    """Strings that end a response, in addition to the template's stop strings."""
     stop_token_ids: tuple[int, ...] = ()
     folder: str = field(default="", compare=False)
-    """Run's folder, or empty for a standalone model."""
+    """Folder of the run, or empty for a standalone model."""
 
     @property
     def label(self) -> str:
@@ -79,7 +79,7 @@ def select_targets(config: EvaluationConfig, display: RunDisplay) -> tuple[list[
 
 
 def newest_run(runs_dir: Path, base: str | None) -> Path | None:
-    """Return the run under ``runs_dir`` with the newest checkpoint, of those trained from ``base`` if it is given."""
+    """Return the run with the newest checkpoint in ``runs_dir``, among runs trained from ``base`` if it is set."""
     runs = []
     for parent, folders, files in os.walk(runs_dir):
         if POINTER in files:
@@ -107,7 +107,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: RunDisplay) -> 
 
 
 def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay) -> tuple[list[Target], str]:
-    """Return the models of one config entry and a folder name; missing steps are reported as errors on ``display``.
+    """Return the models of one config entry and a folder name. Missing steps are reported as errors on ``display``.
 
     Raises:
         ConfigError: ``path`` is neither a model nor a training run.
@@ -143,7 +143,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay)
 
 
 def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
-    """Return the options in ``PROMPTING`` that ``entry`` leaves unset and the run's config has.
+    """Return the ``PROMPTING`` options that ``entry`` leaves unset and the run's config sets.
 
     Raises:
         ConfigError: The run's config has an invalid value.
@@ -160,14 +160,14 @@ def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
 
 
 def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = "") -> Target:
-    """Return the model as a target that is prompted as ``entry`` says, or else by default."""
+    """Return the model as a target, with prompting options from ``entry`` or their defaults."""
     values = (default if (value := getattr(entry, name)) is None else value for name, (_, default) in PROMPTING.items())
     template, arguments, length, stop, stop_token_ids = values
     return Target(run, step, model, template, length, arguments, tuple(stop), tuple(stop_token_ids), folder)
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Return the number and model path of ``step`` (``LAST`` is the newest); raise ``ConfigError`` if it is missing."""
+    """Return the number and model path of ``step`` (``LAST``: newest). Raise ``ConfigError`` if the step is missing."""
     if step == 0:
         model = find_model(base or _run_text(root, "model", "path"))
         if not model:
@@ -194,12 +194,12 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
 
 
 def _full_path(model: str) -> str:
-    """Make a local path absolute, since workers may have other working directories; return hub ids unchanged."""
+    """Make a local path absolute, since workers may have other working directories. Hub ids are unchanged."""
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:
-    """Read an option from a run's ``config.yaml``; return None if it is missing or the file cannot be read."""
+    """Read an option from a run's ``config.yaml``. Return None if it is missing or the file cannot be read."""
     try:
         return run_option(read_run_config(root / RUN_CONFIG), group, option)
     except ConfigError:
@@ -207,7 +207,7 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _run_text(root: Path, group: str, option: str) -> str:
-    """Like :func:`_run_option`, but return an empty string if the option cannot be a path or a name."""
+    """Read an option like :func:`_run_option`, but return an empty string if it cannot be a path or a name."""
     value = _run_option(root, group, option)
     return value if isinstance(value, str) and "\0" not in value else ""
 

@@ -49,10 +49,10 @@ from verl.run.tracker_backends import check_trackers
 from verl.utils.sandbox import require_sandbox
 
 AGENT_PROMPT_TOKENS = 4096
-"""Number of tokens that engines leave for the first messages of an agent."""
+"""Number of tokens that engines reserve for an agent's first messages."""
 
 CPU_WORKERS = 2
-"""Default number of worker processes on a CPU, limited by its cores."""
+"""Default number of worker processes on a CPU, limited by the number of cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class EvaluationTask:
     """Whether the prompts end with ``<think>``."""
     folder: Path
     settings: dict[str, Any]
-    """All inputs of the samples except the prompts."""
+    """Everything that the samples depend on, except the prompts."""
     unanswered: Mapping[int, int]
     """Prompt lengths, by problem index, of problems that are not sampled because their prompts are too long."""
 
@@ -98,8 +98,8 @@ class Job:
     def tasks_of(self, target: Target) -> list[EvaluationTask]:
         """Return the target's tasks, one for every benchmark and temperature.
 
-        Skips benchmarks with a question that the model's template rejects, and does not sample responses to prompts
-        that are too long; both are reported on ``display``.
+        Benchmarks with a question that the model's template rejects are skipped, and prompts that are too long are not
+        sampled. Both are reported on ``display``.
 
         Raises:
             ConfigError: The model was removed.
@@ -159,7 +159,7 @@ def prepare(
     display: RunDisplay,
     more_benchmarks: Mapping[str, list[Problem]] | None = None,
 ) -> Job | None:
-    """Load and validate all inputs before engines start; return None if nothing is left to do.
+    """Load and validate all inputs before engines start. Return None if there is nothing to evaluate.
 
     Args:
         kind: ``evaluation`` or ``analysis``, the name of the folder under ``runs_dir``.
@@ -167,7 +167,7 @@ def prepare(
     """
     trainer, rewards = config.trainer, config.reward_score
     check_trackers(trainer.logger)
-    use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
+    use_custom_functions(rewards.paths_of_custom_functions(), rewards.function_kwargs)
     machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
     device_type = resolve_device(config.device, *machines)
     workers_per_node = count_workers(config, device_type)
@@ -205,7 +205,7 @@ def prepare(
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
-    """Return the number of workers per machine, by default as many whole engines as its GPUs or cores allow.
+    """Return the number of workers per machine, by default enough for as many engines as the machine has room for.
 
     Raises:
         ConfigError: An engine needs more GPUs than this machine has.
@@ -225,7 +225,7 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
 
 
 def has_environment(config: EvaluationConfig) -> bool:
-    """Return whether an environment of the user's gets the rows of files."""
+    """Return whether a custom environment receives the complete rows of data files."""
     return config.rollout.multi_turn.enable and config.rollout.multi_turn.environment is not None
 
 
@@ -281,7 +281,7 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
 
 
 def observed_problems(benchmarks: Mapping[str, list[Problem]], options: MultiTurnConfig) -> dict[str, list[Problem]]:
-    """Return the problems with the first observations of their environment, if it shows any."""
+    """Add the first observations of the environment, if it has any, to the problems."""
     found = dict(benchmarks)
     with beginning(options) as begin:
         if begin is None:
@@ -320,7 +320,7 @@ def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrained
 def _settings(
     target: Target, tokenizer: PreTrainedTokenizerBase, config: EvaluationConfig, device_type: str
 ) -> dict[str, Any]:
-    """Return all inputs of the samples except the prompts and the temperature."""
+    """Return everything that the samples depend on, except the prompts and the temperature."""
     settings: dict[str, Any] = {
         "model": model_digest(target.path),
         "template": target.template,
@@ -373,7 +373,7 @@ def _prompt(
 
 
 def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
-    """Return the benchmark's standard few-shot examples, if any, as programs if the template asks for programs."""
+    """Return the benchmark's few-shot examples, written as programs if the template asks for programs."""
     known = BENCHMARKS.get(benchmark)
     name = find_template(template).python or (known.demonstrations if known is not None else None)
     return list(DEMONSTRATIONS[name]) if name else []

@@ -1,4 +1,4 @@
-"""Validated calls to the user's method; error messages state the method's file and line.
+"""Validated calls to the user's method, with error messages that state the method's file and line.
 
 Legend: B responses, G prompts, n responses per prompt, T token positions.
 """
@@ -30,7 +30,7 @@ HOOKS = ("choose_prompts", "sampling", "resample", "learn_from", "shape_rewards"
 """Names of the methods that a subclass may override."""
 
 RENAMED = {"judged": "resample", "change_rewards": "shape_rewards"}
-"""Current name of each renamed hook, by its former name."""
+"""Former name -> current name of each renamed hook."""
 
 MAX_ROUNDS = 7
 """Maximum number of times that a prompt is resampled in a step."""
@@ -42,7 +42,7 @@ TABLE = "temperatures"
 
 
 class MethodCalls:
-    """Validating wrapper around the method that ``trainer.method`` selects, which defaults to :class:`Method`.
+    """Validating wrapper around the method that ``trainer.method`` selects (:class:`Method` by default).
 
     Raises:
         ConfigError: If the method cannot be loaded or constructed, or conflicts with other options.
@@ -86,7 +86,7 @@ class MethodCalls:
 
     @property
     def note(self) -> str:
-        """Warning that the method may have state that is not saved, or an empty string."""
+        """Warning about state of the method that may not be saved, or an empty string."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""
@@ -103,7 +103,7 @@ class MethodCalls:
     # --- Hooks ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Return the prompts to sample."""
+        """Return the prompts to sample responses for."""
         chosen, most = self._call("choose_prompts", list(candidates)), len(candidates) // self.candidates_per_prompt
         known = Counter(map(id, candidates))
         fits = isinstance(chosen, Sequence) and 1 <= len(chosen) <= most and Counter(map(id, chosen)) <= known
@@ -111,7 +111,7 @@ class MethodCalls:
         return list(chosen)
 
     def settings(self, records: Sequence[PromptRecord]) -> dict[str, Any] | None:
-        """Return the ``overrides`` and ``temperatures`` of requests for ``records``, or None to use the options."""
+        """Return the ``overrides`` and ``temperatures`` of requests for ``records``, or None to use the config."""
         settings = self._call("sampling", list(records)) if self.overrides("sampling") else None
         where, base, names = self._location("sampling"), self.config.rollout.train_kwargs, (*FIELDS, TABLE)
         fits = settings is None or (isinstance(settings, Mapping) and set(settings) <= set(names))
@@ -143,7 +143,7 @@ class MethodCalls:
         return dict(sorted(edited.items()))
 
     def learn_from(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """Return the batch to learn from (``batch`` itself unless the hook is overridden) and metrics."""
+        """Return the batch to learn from (``batch`` if the hook is not overridden) and metrics."""
         if not self.overrides("learn_from"):
             return batch, {}
         n, step = self.config.rollout.n, self.method.step
@@ -164,7 +164,7 @@ class MethodCalls:
         return chosen, metrics
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Return the shaped rewards [B] float64 and metrics of the change."""
+        """Return the shaped rewards, [B] float64, and metrics that describe the change."""
         if not self.overrides("shape_rewards"):
             return rewards, {}
         changed = self._call("shape_rewards", batch, rewards.clone())
@@ -186,7 +186,7 @@ class MethodCalls:
         return self._state.save()
 
     def load_state(self, state: Any) -> None:
-        """Restore a saved state. Raises ``ConfigError`` if it was saved by a different method."""
+        """Restore a saved state. Raises ``ConfigError`` if the state was saved by a different method."""
         self._state.load(state)
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -194,7 +194,7 @@ class MethodCalls:
             return getattr(self.method, name)(*arguments)
 
     def _location(self, name: str) -> str:
-        """Describe a hook for error messages, with the option and the file and line of the override."""
+        """Describe a hook in error messages by its option and by the file and line of the override."""
         code = getattr(type(self.method), name)
         line = inspect.unwrap(code).__code__.co_firstlineno
         return f"{self.where}: its {name} ({inspect.getsourcefile(code)}, line {line})"
@@ -250,7 +250,7 @@ class MethodCalls:
 
 
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
-    """Return the sampling parameters of each of the G n responses; responses with equal parameters share an object.
+    """Return the sampling parameters of all G * n responses; responses with equal parameters share one object.
 
     Raises ``ConfigError``, with ``where`` in its message, if a parameter is out of range or has the wrong shape.
     """

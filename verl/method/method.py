@@ -21,7 +21,7 @@ Prompt = str | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Results for the G prompts of a step, before :meth:`Method.resample` edited any of them."""
+    """Results for the G prompts of a step, before any edits by :meth:`Method.resample`."""
 
     step: int
     indices: list[int]
@@ -70,8 +70,8 @@ class Method:
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
         """Return the prompts to sample responses for: 1 to ``num_prompts`` of the candidates, in any order.
 
-        The remaining candidates are skipped until the next epoch. If fewer than ``num_prompts`` are returned, the batch
-        is smaller, unless dynamic sampling fills it up.
+        The remaining candidates are skipped until the next epoch. Returning fewer than ``num_prompts`` makes the batch
+        smaller, unless dynamic sampling fills it up.
         """
         return candidates
 
@@ -101,10 +101,10 @@ class Method:
     def learn_from(self, batch: Batch) -> Batch:
         """Return the batch to learn from, which may include earlier responses, e.g. from a :class:`ReplayBuffer`.
 
-        Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. The batch may contain
-        up to 2 ``max_learned`` responses, at most ``max_learned`` of them with ``learned`` set; the others only
-        contribute to the statistics of their group. Earlier responses use the engine's log-probabilities as old ones,
-        so that the ratio is relative to the policy that sampled them, or the policy's with ``rollout_is``.
+        Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. The result may contain
+        up to ``2 * max_learned`` responses, but at most ``max_learned`` with ``learned`` set. Responses without
+        ``learned`` only contribute to the statistics of their group. For earlier responses, the ratio is relative to
+        the policy that sampled them (the engine's log-probabilities) or, with ``rollout_is``, to the current policy.
         """
         return batch
 
@@ -112,7 +112,7 @@ class Method:
         """Return the rewards to learn from, [B], given ``rewards [B]`` float64.
 
         This hook runs after the verifiers, reward model and overlong penalty have been applied, and before rank
-        shaping, the KL penalty and advantages. It does not affect dynamic sampling or validation.
+        shaping, the KL penalty and advantages. The hook does not affect dynamic sampling or validation.
         """
         return rewards
 
@@ -147,11 +147,11 @@ class Method:
         return self.config.data.max_response_length
 
     def by_prompt(self, batch: Batch) -> list[Batch]:
-        """Split a batch into one batch of n consecutive responses per prompt."""
+        """Split a batch into batches of n consecutive responses, one batch per prompt."""
         return list(batch.split(self.config.rollout.n))
 
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:
-        """Return ``record`` with a new prompt, rendered with ``data.template`` to ``input_ids``.
+        """Return ``record`` with a new prompt and the ``input_ids`` that ``data.template`` renders for it.
 
         Raises:
             ConfigError: If the prompt is invalid or incompatible with the template.

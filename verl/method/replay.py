@@ -48,7 +48,7 @@ class ReplayBuffer:
         self._hold(held[first:])
 
     def take(self, rows: Tensor | Sequence[int]) -> Batch:
-        """Remove the given rows of ``batch`` from the buffer and return them."""
+        """Remove the responses at ``rows`` of ``batch`` from the buffer and return them."""
         taken = self.batch[rows]
         index = torch.as_tensor(rows)
         left = torch.ones(len(self), dtype=torch.bool)

@@ -1,10 +1,10 @@
-"""Attention over packed rows: rows are concatenated without padding, and each attends only to itself.
+"""Attention over packed rows, which are concatenated without padding and attend only to themselves.
 
 ``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
-registers packed versions under :func:`packed_name`. They take row boundaries from the keyword arguments that
-``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). ``sequence_group`` is the group of
-workers that share the tokens. Without these arguments, the functions process padded rows like the original
-implementation.
+registers packed versions under :func:`packed_name`. The packed versions read row boundaries from the keyword arguments
+that ``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). A further argument,
+``sequence_group``, is the group of workers that share the tokens. Without these arguments, the functions process padded
+rows as the original implementation does.
 
 Shapes: B rows, H query heads, K key and value heads, T tokens of a packed sequence, D head dimension.
 """
@@ -47,20 +47,20 @@ MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
-"""Mask function for padded rows of each attention implementation that supports packed rows."""
+"""Attention implementation that supports packed rows -> its mask function for padded rows."""
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
 """Attention arguments that affect the result and are not supported for packed rows."""
 
 WINDOWS_IN_MASKS = ("PhimoeAttention", "Qwen2MoeAttention")
-"""Attention classes that apply their sliding window only through the mask, which packed rows do not have."""
+"""Attention classes that apply their sliding window only through the mask. Packed rows have no mask."""
 
 FLASH_HEAD_WIDTH = 256
 """Largest head dimension that the variable-length kernel supports."""
 
 
 def attention_name(config: ModelConfig) -> str:
-    """Return the ``transformers`` name of the attention implementation requested by ``config``."""
+    """Return the name under which ``transformers`` finds the attention implementation that ``config`` selects."""
     return packed_name(config.attn_implementation) if config.use_remove_padding else config.attn_implementation
 
 
@@ -86,7 +86,7 @@ class Options(NamedTuple):
 
     @property
     def flash(self) -> bool:
-        """Whether to use the FlashAttention package."""
+        """Return whether to use the FlashAttention package."""
         return self.implementation.startswith("flash")
 
 
@@ -111,18 +111,18 @@ def packed_attention(
     """Compute causal attention with the ``transformers`` interface. For the score options, see :class:`Options`.
 
     Args:
-        query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T counts only this worker's tokens.
+        query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T is the number of this worker's tokens.
         key, value: [B, K, T, D].
         attention_mask: mask for padded rows in the implementation's format. For packed rows, None or a dummy mask of
             shape ``NO_MASK``.
-        sliding_window: window in tokens, or None to use the window that the module applies through its mask, if any.
+        sliding_window: window in tokens, or None to use :func:`window_in_mask`.
         cu_seq_lens_q: [rows + 1] int32, cumulative row lengths, or None for padded rows.
         max_length_q: length of the longest row.
-        sequence_group: workers that share the tokens, or None if this worker holds all of them.
+        sequence_group: workers that share the tokens, or None if this worker has all of them.
         shared_prompts: layout of prompts shared between rows, or None if each row has its own prompt.
 
     Returns:
-        Contiguous output [B, T, H, D], and None in place of attention weights.
+        The output [B, T, H, D], which is contiguous, and None instead of attention weights.
 
     Raises:
         ConfigError: if the model's attention uses an unsupported feature.
@@ -150,7 +150,7 @@ def packed_attention(
 
 
 def _check_supported(module: nn.Module, options: Options, masked: bool, others: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` if an argument is unsupported; ``masked`` indicates that packed rows have a mask."""
+    """Raise ``ConfigError`` if an argument is not supported. ``masked`` indicates that packed rows have a mask."""
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if options.softcap is not None and options.implementation == "sdpa":
         unsupported.append("softcap")
@@ -191,8 +191,8 @@ def _padded(
 def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
     """Compute attention over packed rows, [1, T, H, D].
 
-    Kernels process all rows at once and align each row's last query with its last key. Without a kernel, rows are
-    processed one at a time, and each must have as many keys as queries.
+    Kernels process all rows at once and align each row's last query with its last key. If no kernel is available, rows
+    are processed one at a time, and each row must have as many keys as queries.
     """
     if options.flash:
         return _flash(query, key, value, None, rows, options)
@@ -211,7 +211,7 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """Compute attention with shared prompts, [1, T, H, D]; the result is 0 at padding tokens."""
+    """Compute attention with shared prompts, [1, T, H, D]. The output at padding tokens is 0."""
     fillers = query.shape[2] - shared.num_tokens
     query, key, value = (states[:, :, : shared.num_tokens] for states in (query, key, value))
     if options.flash or _has_varlen_kernel(query, value, options):
@@ -223,7 +223,7 @@ def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPr
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """Compute attention with shared prompts, [1, T, H, D], in blocks of prompts or responses of similar length."""
+    """Compute attention with shared prompts, [1, T, H, D], batching prompts and responses of similar length."""
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
         """Gather the states of ``tokens [N, L]`` into [N, H, L, D]."""
@@ -271,7 +271,7 @@ def _flash(
 
 
 def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
-    """Whether torch's variable-length kernel supports the states' device, precision and head dimension."""
+    """Return whether torch's variable-length kernel supports the states' device, precision and head dimension."""
     half, width = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
     fits = width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
     return options.implementation == "sdpa" and query.is_cuda and half and fits
@@ -297,7 +297,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Attend from queries [B, H, Q, D] to keys and values [B, K, N, D]; return [B, H, Q, D].
+    """Compute attention of queries [B, H, Q, D] over keys and values [B, K, N, D]; return [B, H, Q, D].
 
     The mask [B, 1, Q, N] is true where a query attends to a key; None means causal attention.
     """
@@ -325,7 +325,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
 
 
 def _mask_of_padded_rows(make_mask: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
-    """Call ``make_mask`` for padded rows only; a mask for packed rows would have quadratic size."""
+    """Call ``make_mask`` for padded rows; return None for packed rows, whose mask would have quadratic size."""
     return None if kwargs.get("attention_mask") is None else make_mask(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Checks at startup that a model's files are complete and that the model supports its options."""
+"""Startup checks of a model's files and options."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,15 +27,15 @@ GPU_PACKAGES = {
     ),
     "liger": ("liger_kernel", "", "liger-kernel", "`pip install liger-kernel`"),
 }
-"""GPU-only kernel -> its module, a symbol that must occur in the module's source (package indexes contain empty
-packages of the same name), its package, and how to install it."""
+"""GPU-only kernel -> its module, a symbol in the module's source (package indexes contain empty packages of the same
+name), its package, and installation instructions."""
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Layer types that support packed rows."""
 
 
 def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
-    """Raise ``ConfigError`` if a package is missing or the model does not support one of its options.
+    """Raise ``ConfigError`` if a required package is missing or the model does not support one of its options.
 
     Args:
         prefix: path of the model's options in the config, such as ``critic.model``.
@@ -93,7 +93,7 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
 
 
 def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
-    """Raise ``ConfigError`` unless ``transformers`` provides this attention implementation for the model and device."""
+    """Raise ``ConfigError`` if ``transformers`` lacks this attention implementation for the model or device."""
     known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
     # Names of the form owner/name refer to kernels on the hub.
     if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
@@ -106,7 +106,7 @@ def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: s
 
 
 def _require_gpu_package(field: str, name: str, device_type: str, fallback: str) -> None:
-    """If the package for ``name`` cannot be used, raise a ``ConfigError`` that suggests ``fallback`` instead."""
+    """Raise a ``ConfigError`` that suggests the value ``fallback`` if the package for ``name`` cannot be used."""
     module, symbol, package, how = GPU_PACKAGES[name]
     if device_type != "cuda":
         raise ConfigError(f"{field}: runs on GPUs only; set it to {fallback}")
@@ -116,7 +116,7 @@ def _require_gpu_package(field: str, name: str, device_type: str, fallback: str)
 
 
 def _has_symbol(module: str, symbol: str) -> bool:
-    """Whether an installed module's source contains ``symbol``. Importing the module could require a GPU."""
+    """Return whether an installed module's source contains ``symbol``. Importing the module could require a GPU."""
     spec = find_spec(module)
     if spec is None:
         return False
@@ -158,7 +158,7 @@ def check_value_architecture(config: ModelConfig, field: str) -> None:
 
 
 def check_sequence_fits(field: str, length: int, model_field: str, model: ModelConfig) -> None:
-    """Raise ``ConfigError`` unless ``model`` supports sequences of ``length`` tokens.
+    """Raise ``ConfigError`` if ``model`` does not support sequences of ``length`` tokens.
 
     ``field`` and ``model_field`` name the options that set the length and the model.
     """
@@ -172,7 +172,7 @@ def check_sequence_fits(field: str, length: int, model_field: str, model: ModelC
 
 
 def check_length(config: ModelConfig, prefix: str, longest: int) -> None:
-    """Raise ``ConfigError`` if results for one sequence could depend on other sequences in its micro-batch.
+    """Raise ``ConfigError`` if the results for a sequence could depend on other sequences in its micro-batch.
 
     Some rotary embeddings ("dynamic", "longrope") change the frequencies for the whole batch if any sequence exceeds
     the original context length. ``longest`` is the maximum sequence length in tokens.

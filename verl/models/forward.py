@@ -2,8 +2,8 @@
 
 The results do not depend on layout choices such as packed rows, a chunked output head, or sequence parallelism.
 
-Shapes: B episodes with N tokens in total, of which M are response tokens; T tokens in this worker's layout; vocabulary
-size V; L layers; hidden size D.
+Shapes: B episodes with N tokens in total, M of them in responses; T tokens in this worker's layout; V vocabulary size;
+L layers; D hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
 class ForwardPass:
-    """Forward passes over micro-batches. All workers must run them together."""
+    """Forward passes over micro-batches. All workers must run each forward pass together."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """Wrap a sharded ``model`` that was loaded with ``config`` and runs on ``device`` (``cpu`` or ``cuda``)."""
@@ -76,8 +76,8 @@ class ForwardPass:
         """Compare the results of several layouts on a small batch.
 
         Args:
-            results: function that yields, for each layout, the setting that disables the layout and the result [M,
-                ...]. The first result comes from the model's own forward pass.
+            results: function that yields a pair for each layout: the setting that disables the layout, and the result
+                [M, ...]. The first result comes from the model's own forward pass.
 
         Raises:
             ConfigError: if a result differs from the first one.
@@ -102,15 +102,15 @@ class ForwardPass:
 
 
 class Teacher(NamedTuple):
-    """A model whose distribution the policy is compared with, and what it reads."""
+    """A teacher model and the token sequences to run it on."""
 
     forward: "LogprobForward"
     """Forward passes of the teacher, which may be the policy itself."""
     rows: Batch
-    """Micro-batch with the policy's responses, possibly after other prompts, with ``tokens`` on the CPU."""
+    """Micro-batch of the policy's responses, possibly with other prompts. The ``tokens`` are on the CPU."""
 
     def last_states(self, mask: Tensor | None) -> Tensor:
-        """Return the last hidden states that predict the response tokens in ``mask [M]``, or all of them, [n, D]."""
+        """Return the last hidden states [n, D] that predict the response tokens in ``mask [M]`` (None: all tokens)."""
         predictors = self.rows.predictors
         return self.forward.last_states(self.rows, predictors if mask is None else predictors[mask])
 
@@ -119,7 +119,7 @@ class LogprobForward(ForwardPass):
     """Forward passes of a causal language model that compute log-probabilities and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Prepare the output head and, for packed rows or a chunked head, verify the results on a small batch.
+        """Patch the output head. If the head is chunked or rows are packed, verify the results on a small batch.
 
         Raises:
             ConfigError: if the configured layout and the model's own forward pass give different results.
@@ -144,9 +144,9 @@ class LogprobForward(ForwardPass):
 
         Args:
             batch: micro-batch with ``tokens`` on the CPU; prompts must not be empty.
-            mask: [M] bool on the CPU, true at tokens to score (others get 0), or None to score all tokens.
+            mask: [M] bool on the CPU, true at tokens to score (other tokens get 0), or None to score all tokens.
             layers: indices of the layers whose hidden states to return; see :func:`record_states`.
-            teacher: model with which ``scoring.teacher_loss`` compares, or None without one.
+            teacher: teacher for ``scoring.teacher_loss``, or None if no such loss is computed.
 
         Returns:
             The same episodes on the device with ``logprobs``, ``entropy`` and the statistics (see
@@ -170,9 +170,9 @@ class LogprobForward(ForwardPass):
 
     @torch.no_grad()
     def last_states(self, batch: Batch, tokens: Tensor) -> Tensor:
-        """Return the last hidden states at ``tokens [n]``, indices into the N tokens of ``batch``, [n, D].
+        """Return the last hidden states [n, D] at ``tokens [n]``, which are indices into the N tokens of ``batch``.
 
-        Like :meth:`logits`, it needs an output head in chunks.
+        Like :meth:`logits`, this method requires a chunked output head.
         """
         layout = self._layout(batch, share_prompts=True)
         places = to_device(layout.find(tokens)[0], self.device)
@@ -180,13 +180,13 @@ class LogprobForward(ForwardPass):
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits [n, V] of last hidden states [n, D]."""
+        """Return the logits [n, V] computed from last hidden states [n, D]."""
         logits: Tensor = self.model(states=states)
         return logits
 
     @torch.no_grad()
     def logits_within(self, states: Tensor) -> Tensor:
-        """Like :meth:`logits`, but during a forward pass of this model, whose head is gathered already."""
+        """Like :meth:`logits`, but for calls during a forward pass of this model, when its head is already gathered."""
         logits: Tensor = self.model.forward(states=states)
         return logits
 
@@ -198,7 +198,7 @@ class LogprobForward(ForwardPass):
         scoring: Scoring,
         teacher: Teacher | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the columns [M] computed from the logits."""
+        """Return the tensors of :func:`logprobs_and_entropy`, [M] each."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
             return self._score_rows(layout, batch, mask, scoring)
         tokens, targets = batch.predictors, batch.response_tokens
@@ -207,7 +207,7 @@ class LogprobForward(ForwardPass):
         places, here = layout.find(tokens)
         targets, is_empty = targets[here], not len(places)
         if is_empty:
-            # Every worker must run the head forward and backward; otherwise the others would hang in a collective.
+            # Every worker must run the head forward and backward, or all other workers would hang in a collective.
             places, targets = places.new_zeros(1), targets.new_zeros(1)
         inputs, targets = self._inputs(layout), to_device(targets, self.device)
         if self.config.logits_chunk_size:
@@ -232,7 +232,7 @@ class LogprobForward(ForwardPass):
         return scored.unbind(1)
 
     def _score_rows(self, layout: Layout, batch: Batch, mask: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
-        """Compute the columns of :meth:`_score` with the model's own forward pass over padded rows."""
+        """Compute the result of :meth:`_score` with the model's own forward pass over padded rows."""
         batch = batch.trimmed().to(self.device)
         logits = self.model(**self._inputs(layout), use_cache=False, logits_to_keep=batch.width + 1).logits[:, :-1]
         values = map(batch.flat, logprobs_and_entropy(logits, batch.padded("response_tokens"), scoring))
@@ -256,7 +256,7 @@ class ValueForward(ForwardPass):
     """Forward passes of a token classification model that predicts one value per token."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Verify the results for packed rows, as :class:`LogprobForward` does."""
+        """Verify the results on a small batch if rows are packed, as :class:`LogprobForward` does."""
         super().__init__(model, config, device)
         if config.use_remove_padding:
             self._check_equal(self._results)
@@ -286,7 +286,7 @@ class ValueForward(ForwardPass):
 
 @contextmanager
 def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Record the hidden states [B, S, D] of ``layers`` in a list when a forward pass runs inside the block.
+    """Record the hidden states [B, S, D] of ``layers`` in the yielded list during a forward pass inside the block.
 
     Args:
         layers: distinct indices into ``hidden_states[1:]`` of ``transformers``; negative indices count from the end.

@@ -35,10 +35,10 @@ def keep_dtype(name: str, value: Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class EngineDtype:
-    """A :data:`WeightDtype` that sends weights in the engine's dtype if that is narrower than their own.
+    """A :data:`WeightDtype` that casts weights to the engine's dtype if that is narrower.
 
-    Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, enter computations
-    before rounding.
+    Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, are used in higher
+    precision.
     """
 
     dtype: torch.dtype
@@ -52,12 +52,12 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """Return the last two components of a parameter's name, which the engine and the model's files share."""
+    """Return the last two components of a parameter's name, which are the same in the engine and in the files."""
     return ".".join(name.split(".")[-2:])
 
 
 ALIGNMENT = 16
-"""Alignment in bytes of the shards in a bucket. It allows each shard to be viewed in its own dtype."""
+"""Alignment in bytes of the shards in a bucket, so that each shard can be viewed in its own dtype."""
 
 # Newer torch versions use a different name for this function.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -68,7 +68,7 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
     """Return the mesh for :func:`fully_shard`: ``mesh`` itself, or a 2D mesh [copies, shards per copy].
 
     Neighbouring ranks, which have the fastest links, shard the same copy. Models with the same ``fsdp_size`` share a
-    mesh, because each mesh's communicators take GPU memory.
+    mesh, because each mesh's communicators use GPU memory.
 
     Args:
         mesh: one-dimensional mesh of all workers.
@@ -85,7 +85,7 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
 
 
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
-    """Shard ``model`` in place over ``mesh`` from :func:`sharding_mesh`; keep frozen weights in ``param_dtype``.
+    """Shard ``model`` in place over ``mesh`` from :func:`sharding_mesh`. Frozen weights are kept in ``param_dtype``.
 
     Each decoder layer is an FSDP unit. Peak memory therefore includes the full parameters of one layer at a time, in
     addition to the embedding and the head.
@@ -116,7 +116,7 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder layers, identified as the modules that ``transformers`` does not split."""
+    """Return the decoder layers, which are the modules that ``transformers`` does not split."""
     names = set(model._no_split_modules or [])
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -135,9 +135,9 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
 
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
-    """Keep a trainable model's parameters gathered in ``param_dtype`` in the block, which all ranks enter together.
+    """Keep a trainable model's parameters gathered in ``param_dtype`` inside the block. All ranks enter it together.
 
-    Forward passes inside the block run without gradients and communication, so their number may differ between ranks.
+    Forward passes inside the block run without gradients or communication, so ranks may run different numbers of them.
     """
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
@@ -155,7 +155,7 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
 def full_parameters(
     model: nn.Module, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield full parameters by name, as :func:`gather_parameters` does, with adapters merged in float32."""
+    """Yield the name and full value of each parameter (:func:`gather_parameters`), with adapters merged in float32."""
     reshard(model)
     require_loaded(model.parameters())
     # Both factors of an adapter are yielded before its weight.
@@ -194,10 +194,10 @@ class _Shard(NamedTuple):
 def gather_parameters(
     parameters: Iterable[tuple[str, Tensor]], dtype: WeightDtype, bucket_bytes: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield full parameters by name in the given order; all ranks must iterate together.
+    """Yield the name and full value of each parameter in the given order. All ranks must iterate together.
 
-    Each rank casts its shards and packs them into buckets; each bucket is gathered with one all-gather. Peak memory is
-    the sum of this rank's part of a bucket, the whole bucket, and one parameter.
+    Each rank casts its shards and packs them into buckets, and one all-gather collects each bucket. Peak memory is this
+    rank's part of a bucket plus the whole bucket and one parameter.
 
     Args:
         parameters: parameters that are replicated or, as in FSDP2, sharded by rows.
@@ -235,7 +235,7 @@ def _unpacked(bucket: list[_Shard]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gathered(bucket: list[_Shard]) -> Tensor:
-    """Gather the packed shards of all ranks, [W, bytes] uint8."""
+    """Gather the packed shards of all ranks into one tensor, [W, bytes] uint8."""
     last, device, group = bucket[-1], local_part(bucket[0].tensor).device, _shard_group(bucket[0].tensor)
     local = torch.empty(last.offset + last.num_bytes, dtype=torch.uint8, device=device)
     for _, parameter, dtype, offset, num_bytes in bucket:
@@ -248,7 +248,7 @@ def _gathered(bucket: list[_Shard]) -> Tensor:
 
 
 def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """Return the group of the W ranks that shard the rows, taken from the mesh's last dimension."""
+    """Return the group of the W ranks that shard the rows, which is the mesh's last dimension."""
     *copies, last = parameter.placements
     assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
     return parameter.device_mesh.get_group(len(copies))

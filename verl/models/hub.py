@@ -25,12 +25,12 @@ COPIES = ["consolidated*", "original/*", "onnx/*"]
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
-"""Config files included in a model digest; the second can add end-of-sequence tokens, which vLLM respects."""
+"""Config files included in a model digest. The generation config can add end-of-sequence tokens."""
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16
-"""Both the number and the size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends
-of the file are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
+"""Number and size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends of the file
+are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 
 def fetch_model(path: str, field: str) -> None:
@@ -62,12 +62,12 @@ def local_folder(path: str) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Whether ``path`` is a folder rather than a hub id."""
+    """Return whether ``path`` is a folder rather than a hub id."""
     return Path(path).is_absolute() or Path(path).is_dir()
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder contains the model's config and all of its weight files."""
+    """Return whether the folder contains the model's config and all of its weight files."""
     if not (folder / "config.json").is_file():
         return False
     # Follow the order in which transformers looks for weights.
@@ -129,10 +129,10 @@ def _fix(path: str) -> str:
 
 
 def model_digest(path: str) -> str:
-    """Return a digest of a local folder's weights, independent of its location, or return a hub id unchanged.
+    """Return a digest of the weights in a local folder, independent of its path, or return a hub id unchanged.
 
     Raises:
-        ConfigError: The folder does not exist, or disappears while it is read.
+        ConfigError: if the folder does not exist or disappears while it is read.
     """
     folder = Path(path)
     if not folder.is_absolute() and not folder.is_dir():

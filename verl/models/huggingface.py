@@ -37,7 +37,7 @@ AUTO_CLASSES = {
 """Checkpoint part -> auto class of its model."""
 
 BUFFERS = "buffers.safetensors"
-"""Name of the file with a model's persistent buffers, if any, in a folder written by :func:`write_architecture`."""
+"""Name of the file in which :func:`write_architecture` stores a model's persistent buffers, if it has any."""
 
 FILE_BYTES = 1 << 30
 """Target size of weight files in bytes, small enough to balance the load between writers."""
@@ -59,7 +59,7 @@ def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
 
 
 def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the persistent buffers by name, such as router biases in GLM 4 and DeepSeek V3.
+    """Return a model's persistent buffers, such as router biases in GLM 4 and DeepSeek V3, keyed by name.
 
     Training does not change them.
     """
@@ -70,9 +70,9 @@ def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
 def checkpoint_parameters(
     model: PreTrainedModel, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of the model's files via :func:`in_checkpoint_format`; all ranks must iterate together.
+    """Yield the model's tensors as named in its files (:func:`in_checkpoint_format`). All ranks must iterate together.
 
-    Buffers are included, because an engine loses them when it sleeps.
+    Buffers are included because an engine loses them when it sleeps.
     """
     names = [base_parameter_name(name) for name in model.state_dict() if not is_adapter(name)]
     parameters = full_parameters(model, dtype, bucket_bytes)
@@ -84,13 +84,13 @@ def in_checkpoint_format(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield ``weights`` in the format of the model's files, undoing the conversions made on loading.
 
-    Parameters that share a tensor in the files are held back until all have arrived; others are yielded immediately.
-    The experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with
-    ``*`` for the expert index, because looping over experts in Python would take longer than copying them.
+    Parameters that share a tensor in the files are buffered until all have arrived. Others are yielded immediately. The
+    experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with ``*``
+    for the expert index. Looping over experts in Python would take longer than copying them.
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.
-        names: names of the weights, and possibly of other tensors.
+        names: names of all tensors in ``weights``; further names are allowed.
         weights: full tensors with their names in ``model``.
     """
     target, stacks = names_and_stacks(model, names)
@@ -120,7 +120,7 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the (first) name of each weight in the model's files, and the name patterns of stacked experts.
+    """Return each weight's (first) name in the model's files, and the name patterns of each weight that stacks experts.
 
     A weight that stacks the experts of a layer, ``[E, ...]``, has one pattern, or two if it concatenates the gate and
     up projections. In a pattern, ``*`` stands for the expert index.
@@ -165,30 +165,30 @@ def write_architecture(
 
 
 def read_buffers(folder: Path) -> dict[str, Tensor]:
-    """Return the buffers in a folder written by :func:`write_architecture`, by name."""
+    """Return the buffers in a folder written by :func:`write_architecture`, keyed by name."""
     return load_file(folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
 
 
 class WeightFiles:
-    """Assignment of weights to the files of an export. It depends only on the model."""
+    """Assignment of weights to the files of an export, which depends only on the model."""
 
     def __init__(self, model: PreTrainedModel, file_bytes: int = FILE_BYTES) -> None:
-        """Assign the weights of ``model``, which was created by :func:`empty_model`."""
+        """Assign the weights of ``model``, a result of :func:`empty_model`, to files of about ``file_bytes``."""
         self.model = model
         parameters = dict(model.named_parameters())
         self.shapes = parameters | saved_buffers(model)
-        """Tensors to write, by name, on the meta device. Only the first of several tied tensors is included."""
+        """Name -> tensor to write, on the meta device. Of several tied tensors, only the first is included."""
         dtype = model.config.dtype
         assert isinstance(dtype, torch.dtype), dtype
         # Keep the head of a value model, and weights that transformers loads in float32, in float32.
         exact = model._get_dtype_plan(dtype)
         self.dtypes = {name: value.dtype for name, value in self.shapes.items()}
-        """Dtype of each weight in the files, by name."""
+        """Name -> dtype of the weight in the files."""
         for name in parameters:
             if not (name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in exact)):
                 self.dtypes[name] = _narrower(dtype, self.dtypes[name])
         self.files = self._cut(file_bytes)
-        """Names of the weights in each file."""
+        """File -> names of its weights."""
 
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
         # Weights that share a tensor must be written by one process.
@@ -213,7 +213,7 @@ class WeightFiles:
         return sum(self.shapes[name].numel() * self.dtypes[name].itemsize for name in names)
 
     def share(self, rank: int, world_size: int) -> list[str]:
-        """Return the files for ``rank``. Each file, largest first, is assigned to the process with the fewest bytes."""
+        """Return the files that ``rank`` writes. Each file, largest first, goes to the rank with the fewest bytes."""
         loads = [0] * world_size
         shares: list[list[str]] = [[] for _ in range(world_size)]
         for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):
@@ -227,13 +227,13 @@ class WeightFiles:
         return _narrower(self.dtypes[name], value.dtype)
 
     def write(self, file: str, weights: Mapping[str, Tensor], folder: Path) -> FileRecord:
-        """Write one file; ``weights`` must be on the CPU and include all weights of the file."""
+        """Write one file. ``weights`` must be on the CPU and include all weights that belong in the file."""
         state = {name: weights[name].to(self.dtypes[name]) for name in self.files[file]}
         content = {name: value.contiguous() for name, value in self._in_files(state).items()}
         return write_recorded(folder / file, save(content, metadata={"format": "pt"}))
 
     def write_index(self, folder: Path) -> dict[str, FileRecord]:
-        """Write the index of tensors if there are several files, and return its record by file name."""
+        """Write the index of tensors if there are several files, and return the index file's record by name."""
         if len(self.files) == 1:
             return {}
         weight_map: dict[str, str] = {}
@@ -259,8 +259,8 @@ def write_huggingface(
     """Write a model in ``model.config.dtype`` to a folder that ``transformers`` and vLLM can load.
 
     Args:
-        model: model without weights from :func:`empty_model`.
-        weights: all persistent buffers and parameters (only the first of tied ones) by name, on the CPU.
+        model: model created by :func:`empty_model`.
+        weights: all persistent buffers and parameters (only the first of several tied ones) by name, on the CPU.
     """
     write_architecture(model, tokenizer, folder, {})
     files = WeightFiles(model)

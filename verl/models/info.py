@@ -1,4 +1,4 @@
-"""Reads a model's metadata once per process from its config files, and checks its weight files."""
+"""Reads a model's metadata from its config files, once per process, and checks its weight files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ class GenerationSettings(GenerationConfig):
     """
 
     def validate(self, strict: bool = False, **options: Any) -> None:  # type: ignore[override]  # options vary by version
-        """Validate as leniently as when a config is loaded."""
+        """Ignore ``strict`` and validate as leniently as ``transformers`` does when it loads a config."""
         super().validate(**options)
 
 
@@ -65,7 +65,7 @@ class ModelInfo:
     @classmethod
     @cache
     def read(cls, path: str, trust_remote_code: bool, override_config: str = "{}") -> "ModelInfo":
-        """Read a model's metadata on the first call and cache it. Raises ``ConfigError`` if it cannot be read.
+        """Read a model's metadata and cache it. Raises ``ConfigError`` if it cannot be read.
 
         ``override_config`` is a JSON object whose values replace values in ``config.json``.
         """
@@ -88,7 +88,7 @@ class ModelInfo:
 
     @property
     def text_config(self) -> Any:
-        """Config of the language model. For vision-language models, it is a part of ``config``."""
+        """Config of the language model, which in a vision-language model is a part of ``config``."""
         return self.config.get_text_config()
 
     @property
@@ -118,7 +118,7 @@ class ModelInfo:
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase, further: Iterable[int] = ()) -> list[int]:
         """Return the tokens that end a response, in ascending order.
 
-        These are the tokenizer's end-of-sequence token, the end tokens in ``generation_config.json`` (or
+        End tokens are the tokenizer's end-of-sequence token, the end tokens in ``generation_config.json`` (or
         ``config.json`` if that file is missing), and the ``further`` tokens.
         """
         settings = self.generation_config
@@ -134,7 +134,7 @@ class ModelInfo:
         return sorted({token for token in (tokenizer.eos_token_id, *further, *eos) if token is not None})
 
     def meta_model(self, auto_class: Any, num_labels: int | None = None) -> PreTrainedModel:
-        """Create a new float32 model on the meta device with an auto class of ``transformers``.
+        """Create a float32 model on the meta device with an auto class of ``transformers``.
 
         ``num_labels`` is the number of outputs of a classifier, or None to use the value in ``config``. Raises
         ``ConfigError`` if the auto class does not support the model.
@@ -153,12 +153,12 @@ class ModelInfo:
 
     @cached_property
     def causal_model(self) -> PreTrainedModel:
-        """Language model on the meta device. It is shared between callers, so do not change it."""
+        """Language model on the meta device. The model is shared between callers, so do not change it."""
         return self.meta_model(AutoModelForCausalLM)
 
     @cached_property
     def has_value_form(self) -> bool:
-        """Whether ``transformers`` has a token classification model of this type whose head is named ``score``."""
+        """Return whether ``transformers`` has a token classification model of this type with a head named ``score``."""
         known = type(self.config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
         return known and hasattr(self.meta_model(AutoModelForTokenClassification), VALUE_HEAD)
 
@@ -190,7 +190,7 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
 
 
 def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> list[str]:
-    """Return the names in ``overrides`` of dropout rates that are 0 and that the architecture does not have.
+    """Return the names of dropout rates in ``overrides`` that are 0 and do not exist in the architecture.
 
     veRL's commands set rates for several architectures at once. Names that resemble one of the model's nonzero rates
     are excluded, because they are probably misspelt.
@@ -209,7 +209,7 @@ def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> l
 
 
 def override_notes(model: ModelConfig) -> list[str]:
-    """Return a list with a warning about ineffective values in ``model.override_config``, or an empty list."""
+    """Return a warning about values in ``model.override_config`` that have no effect, as a list of at most one line."""
     info = ModelInfo.read(model.path, model.trust_remote_code)
     names = _without_effect(info.config, model.override_config)
     kind = info.config.model_type
@@ -228,7 +228,7 @@ def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreT
 
 
 def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
-    """Convert ``layers``, which may be negative, to nonnegative layer indices in a model of ``depth`` layers.
+    """Convert layer indices, some of which may be negative, to nonnegative indices for a model of ``depth`` layers.
 
     Raises:
         ConfigError: if the model has no such layer or a layer is repeated.
@@ -245,7 +245,7 @@ def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
 
 
 def check_weights(info: ModelInfo, where: str) -> None:
-    """Raise ``ConfigError`` if weight files are missing or truncated, or do not match the shapes in the config.
+    """Raise ``ConfigError`` if weight files are missing, are truncated, or contradict the shapes in the config.
 
     Shapes are checked only in safetensors files. ``where`` is the option that names the model, with its value.
     """
@@ -277,7 +277,7 @@ def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:
 
 
 def _hub_kernels(config: PreTrainedConfig) -> list[str]:
-    """Return the hub repositories from which transformers would run code for the model's attention or experts."""
+    """Return the hub repositories whose code transformers would run for the model's attention or experts."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     attributes = ("_attn_implementation", "_experts_implementation")
     kernels = (str(getattr(part, attribute, None)) for part in parts for attribute in attributes)
@@ -285,7 +285,7 @@ def _hub_kernels(config: PreTrainedConfig) -> list[str]:
 
 
 def _expected_shapes(info: ModelInfo) -> dict[str, list[int]]:
-    """Return the shapes of the language model's parameters that have the same names in the files."""
+    """Return the shapes of the language model's parameters without experts, whose names differ in the files."""
     if type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return {}
     # transformers stacks expert weights and may transpose them.

@@ -21,7 +21,7 @@ from verl.models.offload import Offloaded
 T = TypeVar("T")
 
 NO_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implementation")
-"""Torch's warning about an operation whose result depends on the order in which threads add."""
+"""Torch's warning about an operation that has no deterministic implementation."""
 
 
 class Learner:
@@ -34,14 +34,14 @@ class Learner:
 
         Args:
             offload: whether to keep the optimizer state in host memory except during its step.
-            parallel: size of sequence parallelism; so many workers compute the same part of the loss.
+            parallel: number of workers in a sequence-parallel group, all of which compute the same part of the loss.
         """
         self.model = model
         self.sequence_parallel_size = parallel
         self.deterministic = False
-        """Whether torch uses deterministic operations in :meth:`step` where it has them."""
+        """Whether :meth:`step` uses torch's deterministic operations where they exist."""
         self.not_deterministic = set[str]()
-        """Names of the operations in :meth:`step` for which torch has no deterministic form."""
+        """Names of the operations used in :meth:`step` for which torch has no deterministic implementation."""
         self.grad_clip = config.grad_clip
         self.optimizer, self.scheduler = make_optimizer(model, config, total_steps)
         self.optimizer_state = Offloaded(self._state_tensors, offload)
@@ -55,8 +55,8 @@ class Learner:
 
         Args:
             micros: this rank's micro-batches; all ranks must have the same number.
-            loss_of: function that returns a micro-batch's share of the step's loss, and metrics to sum. The shares of
-                all micro-batches and ranks add up to the loss.
+            loss_of: function that returns a micro-batch's contribution to the step's loss, and metrics to sum. The
+                contributions of all micro-batches and ranks add up to the loss.
 
         Returns:
             The metrics, summed over all micro-batches and ranks, and a dictionary with ``grad_norm``, ``lr`` and
@@ -111,10 +111,10 @@ class Learner:
 
 @contextmanager
 def deterministic_operations(missing: set[str]) -> Iterator[None]:
-    """Let torch use deterministic operations within the block; add the names of those that it lacks to ``missing``.
+    """Use deterministic operations inside the block, and add the names of nondeterministic ones to ``missing``.
 
-    The switch applies to the whole process. It must not be on while an engine samples, because on a GPU the cumulative
-    sums with which tokens are drawn have no deterministic form.
+    The setting applies to the whole process. The setting must be off while an engine samples, because the cumulative
+    sum used to draw tokens has no deterministic implementation on a GPU.
     """
     options: Any = torch.utils.deterministic
     fills = options.fill_uninitialized_memory
@@ -137,7 +137,7 @@ def deterministic_operations(missing: set[str]) -> Iterator[None]:
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """Return AdamW for the trainable parameters, and its schedule for ``total_steps`` optimizer steps."""
+    """Create AdamW for the trainable parameters, and a learning-rate schedule of ``total_steps`` optimizer steps."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     betas = (config.betas[0], config.betas[1])
     optimizer = torch.optim.AdamW(
@@ -147,7 +147,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> t
 
 
 def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
-    """Return a function from the 0-based step to the learning rate relative to its peak (warm-up, then decay)."""
+    """Return a function that maps the 0-based step to lr / peak lr: warm-up, then decay."""
     warmup, floor = config.warmup_steps(total_steps), config.min_lr_ratio
     decay_steps = max(1, total_steps - warmup)
 

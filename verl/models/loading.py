@@ -1,9 +1,9 @@
 """Loads language models and value models into shards.
 
-Only rank 0 reads the checkpoint. The other ranks build the model on the meta device and receive each parameter by
+Only rank 0 reads the checkpoint. All other ranks build the model on the meta device and receive each parameter by
 broadcast, so all machines have the same weights. Rank 0 reads the parameters one by one from the files, stacking the
 experts of each layer. If ``transformers`` must convert or create parameters (such as a new head), rank 0 temporarily
-holds the whole model in float32.
+keeps the whole model in float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
 
 MAX_REPLICATED = 50_000_000
-"""Maximum size, in parameters, of models that are replicated instead of sharded by default (``fsdp_size``)."""
+"""Models of up to this many parameters are by default replicated instead of sharded (``fsdp_size``)."""
 
 
 def load_sharded_model(
@@ -47,7 +47,7 @@ def load_sharded_model(
 
     Args:
         mesh: one-dimensional mesh of all workers.
-        trainable: whether to train the model or, if ``config.lora`` is set, only the adapters that are added to it.
+        trainable: whether to train the model. If ``config.lora`` is set, only the adapters added to it are trained.
         source: model to copy the weights from, loaded from the same folder with the same sharding.
     """
 
@@ -60,7 +60,7 @@ def load_sharded_model(
 def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
     """Load a transformer with a head named ``score`` and shard it as :func:`load_sharded_model` does.
 
-    A trainable model may start from a checkpoint without a head, such as a language model. Its head is then zero.
+    A trainable model may start from a checkpoint without a head, such as a language model. The head is then zero.
 
     Raises:
         ConfigError: if weights of the body are missing, or if a frozen model has unexpected weights or lacks a head
@@ -105,7 +105,7 @@ def _read_value_model(config: ModelConfig, trainable: bool, device: str) -> PreT
 
 
 def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
-    """Return the ``from_pretrained`` arguments for a float32 model on ``device``, ``meta`` or ``cpu``."""
+    """Return the arguments of ``from_pretrained`` for a float32 model on ``device`` (``meta`` or ``cpu``)."""
     options = {
         "config": deepcopy(ModelInfo.of(config).config),
         "dtype": torch.float32,
@@ -122,7 +122,7 @@ def load_and_shard(
     trainable: bool,
     source: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """Shard a model that ``build`` creates on a given device, ``meta`` or ``cpu``; see :func:`load_sharded_model`."""
+    """Load and shard a model (:func:`load_sharded_model`) that ``build`` creates on a device, ``meta`` or ``cpu``."""
 
     def build_base(device: str) -> PreTrainedModel:
         model = build(device)
@@ -167,8 +167,8 @@ def load_and_shard(
 def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tensor] | None:
     """Return a function that reads a parameter of ``model`` by name from the safetensors in ``path``.
 
-    Stacked experts are assembled from their matrices, and buffers of rotary embeddings are computed. Returns None if
-    any other tensor is missing from the files or has a different shape. ``model`` must be on the meta device.
+    Stacked experts are assembled from the experts' matrices, and buffers of rotary embeddings are computed. Returns
+    None if a tensor is missing from the files or has a different shape there. ``model`` must be on the meta device.
     """
     files: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for file in sorted(Path(local_folder(path)).glob("*.safetensors")):
@@ -226,7 +226,7 @@ def _with_adapters(
 
 @torch.no_grad()
 def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` with rank 0's ``values``, requesting each value once."""
+    """Move ``model`` from the meta device to ``device`` and copy rank 0's ``values`` into it, reading each one once."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == 0:

@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685), which peft injects into a model without changing the model's class.
+"""Low-rank adapters (LoRA, arXiv 2106.09685), injected by peft without changing the model's class.
 
-An adapted linear layer computes ``W x + scaling * B (A x)``. Its submodules are ``base_layer`` for ``W``,
+An adapted linear layer computes ``W x + scaling * B (A x)``. The layer's submodules are ``base_layer`` for ``W``,
 ``lora_A.default`` for ``A`` and ``lora_B.default`` for ``B``.
 
-Training may start from an adapter that ``peft`` saved as ``adapter_config.json`` and ``adapter_model.safetensors``.
-These files are untrusted, so their content is validated before use.
+Training may start from an adapter saved by ``peft`` as ``adapter_config.json`` and ``adapter_model.safetensors``.
+Adapter files are untrusted, so their content is validated before use.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ UNUSED = {
     *("base_model_name_or_path", "task_type", "inference_mode", "revision", "auto_mapping", "peft_version"),
     *("lora_dropout", "megatron_core", "qalora_group_size"),
 }
-"""Options that do not affect a trained adapter's output. All others must have the values of plain LoRA."""
+"""Options that do not affect a trained adapter's output. All other options must have the values of plain LoRA."""
 TRAINABLE_STARTS = (True, False, "gaussian")
 """Values of ``init_lora_weights`` for adapters that do not modify the base weights."""
 MAX_SCALE = 10_000
@@ -47,7 +47,7 @@ MAX_SCALE = 10_000
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Return all linear layers except the output head, by name."""
+    """Return all linear layers except the output head, keyed by name."""
     head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
     return {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
@@ -55,7 +55,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 
 def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
-    """Return the adapter config for ``model``, taken from the options or from the saved adapter to start from.
+    """Return the adapter config for ``model``, read from ``lora_adapter_path`` if set, otherwise from ``lora``.
 
     Raises:
         ConfigError: if the model lacks the target layers or the saved adapter cannot be used.
@@ -93,7 +93,7 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
 
 
 def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
-    """Return the config of the adapter in ``folder`` after checking that it fits ``model``.
+    """Check that the adapter saved in ``folder`` fits ``model`` and return its config.
 
     Raises a ``ConfigError`` that names ``field`` if a file is missing or broken, if the adapter is not plain LoRA, or
     if it belongs to a different model.
@@ -121,7 +121,7 @@ def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.
 
 @torch.no_grad()
 def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
-    """Copy the adapter weights from ``folder``, already checked by :func:`read_saved_adapter`, into ``model``."""
+    """Copy the adapter weights in ``folder``, which :func:`read_saved_adapter` must have checked, into ``model``."""
     parameters = dict(model.named_parameters())
     with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  # not a mapping
@@ -171,7 +171,7 @@ def train_adapters_only(model: nn.Module) -> None:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter ``name`` belongs to an adapter."""
+    """Return whether the parameter ``name`` belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
@@ -181,12 +181,12 @@ def base_parameter_name(name: str) -> str:
 
 
 def is_adapted(name: str) -> bool:
-    """Whether the parameter ``name`` is a weight that has an adapter."""
+    """Return whether the parameter ``name`` is a weight that has an adapter."""
     return name.endswith(".base_layer.weight")
 
 
 def adapter_of(model: nn.Module, name: str) -> list[tuple[str, Tensor]]:
-    """Return the names and values of the ``A`` and ``B`` that adapt the weight ``name``, or an empty list."""
+    """Return the names and values of ``A`` and ``B`` for the weight ``name``, or an empty list if it has no adapter."""
     if not is_adapted(name):
         return []
     path = name.removesuffix(".base_layer.weight")
@@ -205,7 +205,7 @@ def merged_weight(model: nn.Module, name: str, weight: Tensor, down: Tensor, up:
 def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
     """Enable adapter dropout (``lora.dropout``) inside the block, with a fixed ``seed``.
 
-    Outside the block, models run without dropout, so that repeated forward passes of a policy agree.
+    Outside the block, models run without dropout, so that repeated forward passes of a policy give the same result.
     """
     adapters = [module for module in model.modules() if isinstance(module, LoraLayer)]
     layers = [drop for layer in adapters for drop in layer.lora_dropout.values() if isinstance(drop, nn.Dropout)]
@@ -238,9 +238,9 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 
 
 def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
-    """Write the adapters for ``peft.PeftModel.from_pretrained`` on rank 0. All ranks must call this function.
+    """Write the adapters on rank 0 for ``peft.PeftModel.from_pretrained``. All ranks must call this function.
 
-    Returns the file records by name on rank 0, and an empty dictionary on other ranks.
+    Returns a record of each file by name on rank 0, and an empty dictionary on other ranks.
     """
     reshard(model)
     state = {

@@ -16,15 +16,15 @@ from verl.config.common import ModelConfig
 from verl.models.packing import MIN_SHARED, prompt_index
 
 REPEAT_COST = 1 / 16
-"""Relative cost of repeating a shared prompt token, roughly the fraction of activations in keys and values."""
+"""Relative cost of repeating a shared prompt token: roughly the share of keys and values in all activations."""
 
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """Size limits of micro-batches. They affect memory and speed but not gradients."""
+    """Size limits of micro-batches. The limits affect memory and speed but not gradients."""
 
     rows: int
-    """Number of rows per micro-batch if ``max_tokens`` is None."""
+    """Number of rows per micro-batch, used if ``max_tokens`` is None."""
     max_tokens: int | None
     """Maximum number of tokens, including padding unless ``packed``. A longer row forms its own micro-batch."""
     packed: bool
@@ -34,19 +34,19 @@ class MicroBatching:
 
     @classmethod
     def of(cls, model: ModelConfig, rows: int, max_tokens: int, by_tokens: bool, shares_prompts: bool = False) -> Self:
-        """Return the limits for ``model``, with ``max_tokens`` counted per worker of a sequence-parallel group."""
+        """Return the limits for ``model``. ``max_tokens`` is per worker of a sequence-parallel group."""
         budget = max_tokens * model.ulysses_sequence_parallel_size if by_tokens else None
         return cls(rows, budget, model.use_remove_padding, shares_prompts)
 
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
         """Partition the rows of ``batch`` and return the row indices [b] of each micro-batch.
 
-        Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must call
-        this with the same number of rows; all receive the same number of micro-batches, since each runs collectives.
+        Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must pass
+        the same number of rows. They get the same number of micro-batches, since each micro-batch runs collectives.
 
         Args:
             units: [B] int64 unit ids, equal for rows that must stay together, or None if rows are independent. A unit
-                that does not fit forms its own micro-batch. All ranks must have the same number of units.
+                that exceeds the limit forms its own micro-batch. All ranks must have the same number of units.
         """
         members = [[row] for row in range(len(batch))] if units is None else rows_by_value(units)
         if self.max_tokens is None:
@@ -74,7 +74,7 @@ def _flat(units: list[list[int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class RowTokens:
-    """Token counts of rows."""
+    """Token counts of the rows of a batch, used to split the batch by tokens."""
 
     prompts: list[int]
     """Number of prompt tokens per row."""
@@ -91,7 +91,7 @@ class RowTokens:
         return cls(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), packed, prompt_of)
 
     def sort_key(self, unit: list[int]) -> tuple[int, int]:
-        """Return a key that sorts units by length, or by prompt length if prompts are shared, longest first."""
+        """Return a key that sorts units in descending order of length, or of prompt length if prompts are shared."""
         if self.prompt_of is None:
             return -self._unshared(unit), 0
         return -self.prompts[unit[0]], self.prompt_of[unit[0]]
@@ -99,7 +99,7 @@ class RowTokens:
     def count(self, rows: list[int]) -> int:
         """Return the number of tokens in a micro-batch of these rows.
 
-        Without packing, prompts are left-padded and responses right-padded to the longest ones. A shared prompt is
+        Without packing, prompts are left-padded and responses right-padded to a common length. A shared prompt is
         computed once, but its keys and values are repeated for each response (:data:`REPEAT_COST`).
         """
         if not self.packed:
@@ -141,8 +141,8 @@ def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[i
 
 
 def join_parts(parts: list[Batch], cuts: list[Tensor], width: int) -> Batch:
-    """Concatenate micro-batch results in the original row order on the CPU, with ``width`` response columns.
+    """Concatenate the results of micro-batches on the CPU, in the original row order, with ``width`` response columns.
 
-    All results are copied in one transfer, because copying each one would synchronize before the next micro-batch.
+    All results are copied in one transfer, because copying them one by one would synchronize after each micro-batch.
     """
     return Batch.join(parts).to("cpu").widened(width)[torch.cat(cuts).argsort()]

@@ -1,4 +1,4 @@
-"""Noise on a policy's parameters, by which a run checks that its engines sample with the weights that it sends them."""
+"""Noise on a policy's parameters, used to check that engines sample with the weights sent to them."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from transformers import PreTrainedModel
 from verl.models.offload import local_part, reshard
 
 SCALE = 0.2
-"""Standard deviation of the noise, relative to the root mean square of a parameter's shard, or to 1 where that is 0."""
+"""Standard deviation of the noise, relative to the root mean square of a parameter's shard, or to 1 if that is 0."""
 
 
 @torch.no_grad()
 def add_noise(model: PreTrainedModel) -> list[Tensor]:
-    """Add Gaussian noise to every parameter of a loaded model in place, and return copies of its shards on the host.
+    """Add Gaussian noise to all parameters of a loaded model in place, and return host copies of the original shards.
 
-    The noise depends on a shard's shape and values alone, so that ranks which hold the same shard stay equal.
+    The noise depends only on the parameter and its shard, so that ranks with equal shards add equal noise.
     """
     reshard(model)
     copies = []
@@ -29,7 +29,7 @@ def add_noise(model: PreTrainedModel) -> list[Tensor]:
 
 @torch.no_grad()
 def restore_parameters(model: PreTrainedModel, copies: list[Tensor]) -> None:
-    """Write the shards from :func:`add_noise` back into the loaded model."""
+    """Copy the shards returned by :func:`add_noise` back into the loaded model."""
     reshard(model)
     for shard, copy in zip(map(local_part, model.parameters()), copies, strict=True):
         shard.copy_(copy)

@@ -1,7 +1,7 @@
 """Offloads tensors to host memory between the phases of a step.
 
-FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. It saves more memory, but every forward and backward pass
-waits for transfers, and AdamW runs on the CPU.
+FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. This policy saves more memory, but every forward and backward
+pass then waits for transfers, and AdamW runs on the CPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,16 +19,16 @@ SMALLEST_PIECE = 1 << 20
 class Offloaded:
     """Tensors that are kept on the host and moved to their device only inside ``with offloaded.loaded():``.
 
-    Only their storage moves. The tensor objects stay the same, so FSDP, optimizers and checkpoints can keep references
-    to them, but they must not read offloaded tensors.
+    Only the tensors' storage moves. FSDP, optimizers and checkpoints can therefore keep references to the tensor
+    objects, but they must not read offloaded tensors.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool, constant: bool = False) -> None:
         """Offload the tensors.
 
         Args:
-            tensors: function that returns the tensors; called for every move, because optimizer state is created late.
-            enabled: whether to offload; otherwise the tensors stay on their device.
+            tensors: function that returns the tensors, called at each offload because optimizer state is created late.
+            enabled: whether to offload. If False, the tensors stay on their device.
             constant: whether the values never change, so that the host copy can be reused.
         """
         self.enabled = enabled
@@ -83,13 +83,13 @@ class Offloaded:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor, detached, or the whole tensor if it is not sharded."""
+    """Detach a tensor and return this rank's shard of it, or the whole tensor if it is not sharded."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def is_offloaded(tensor: Tensor) -> bool:
-    """Whether an :class:`Offloaded` has moved the tensor to the host."""
+    """Return whether an :class:`Offloaded` has moved the tensor to the host."""
     local = local_part(tensor)
     return local.numel() > 0 and len(local.untyped_storage()) == 0
 
@@ -101,13 +101,13 @@ def require_loaded(tensors: Iterable[Tensor]) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the unsharded parameters of the root module, which FSDP keeps after a forward pass."""
+    """Free the unsharded parameters that FSDP keeps in the root module after a forward pass."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a loaded tensor from all ranks and detach it; all ranks must call this function together."""
+    """Gather a loaded tensor from all ranks and detach it. All ranks must call this function together."""
     require_loaded([tensor])
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)  # type: ignore[attr-defined]  # detach keeps the class
 
@@ -126,7 +126,7 @@ def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
 
 
 def piece_sizes(num_bytes: int) -> list[int]:
-    """Split ``num_bytes`` into powers of two and a remainder smaller than ``SMALLEST_PIECE``.
+    """Return sizes that add up to ``num_bytes``: powers of two, and a remainder smaller than ``SMALLEST_PIECE``.
 
     torch rounds pinned allocations up to a power of two, so a single piece could waste half of its memory.
     """

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MIN_ROWS = 64
-"""Minimum number of rows for which oneDNN is used, since its calls have a higher overhead."""
+"""Minimum number of rows for which oneDNN is used, since its calls have more overhead than MKL's."""
 
 
 def multiply_by_onednn(model: nn.Module) -> None:
-    """Make the linear layers of ``model``, which must be on a CPU, use oneDNN where it is faster."""
+    """Make the linear layers of ``model`` use oneDNN where it is faster. The model must be on a CPU."""
     if available():
         for module in model.modules():
             if type(module) is nn.Linear:
@@ -28,7 +28,7 @@ def multiply_by_onednn(model: nn.Module) -> None:
 
 
 def available() -> bool:
-    """Whether torch includes oneDNN and the processor is x86; on x86, oneDNN is at least as fast as MKL."""
+    """Return whether torch includes oneDNN and the processor is x86; on x86, oneDNN is at least as fast as MKL."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()

@@ -1,7 +1,7 @@
-"""Chunked output head that computes log-probabilities without holding the logits of all tokens in memory.
+"""Chunked output head that computes log-probabilities without keeping the logits of all tokens in memory.
 
 FSDP's hooks on the model's ``forward`` gather the head's weights and reduce their gradients, so the head must run
-inside ``forward``. The patched ``forward`` takes an optional argument ``targets``, the tokens to score.
+inside ``forward``. The patched ``forward`` accepts an optional argument ``targets``, the tokens to score.
 
 Shapes: T tokens in the layout (rows flattened), N tokens to score, V vocabulary.
 """
@@ -29,16 +29,16 @@ class TeacherLoss(NamedTuple):
     name: str
     """Key of :data:`verl.algorithms.divergence.DIVERGENCES`."""
     temperature: float
-    """Softmax temperature of student and teacher."""
+    """Softmax temperature of both student and teacher."""
     beta: float = 0.5
     """Weight of the teacher in ``jsd``."""
     top_k: int = 0
-    """Number of the teacher's most likely tokens that are events of their own, or 0 for the whole vocabulary."""
+    """Number of the teacher's most likely tokens to compare, besides the sum of the tail, or 0 for all tokens."""
     vocabulary: int | None = None
-    """Number of tokens to compare, or None if both heads have the same size."""
+    """Number of token ids to compare, or None if both heads have the same size."""
 
     def of(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the divergence at each position, [...] float32 in nats, from the logits of both, [..., V] each."""
+        """Return the divergence in nats at each position, [...] float32, given both models' logits, [..., V] each."""
         p, q = (
             (logits[..., : self.vocabulary].float() / self.temperature).log_softmax(dim=-1)
             for logits in (student, teacher)
@@ -49,33 +49,33 @@ class TeacherLoss(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """Settings for the statistics computed from each token's logits."""
+    """Options for the statistics computed from each token's logits."""
 
     temperature: float
     """Softmax temperature."""
     differentiable_entropy: bool = False
-    """Whether the entropy carries a gradient."""
+    """Whether gradients flow through the entropy."""
     statistics: tuple[str, ...] = ()
-    """Names of additional statistics, from ``STATISTICS``; all are differentiable."""
+    """Names of additional statistics, all differentiable; keys of ``STATISTICS``."""
     top_k: int = 0
     """Number of tokens k for the statistic ``top_k``."""
     vocabulary: int | None = None
-    """Number of tokens that the probabilities refer to, or None for all rows of the head."""
+    """Number of token ids that the softmax covers, or None for all rows of the head."""
     teacher_loss: TeacherLoss | None = None
-    """Divergence from a teacher to compute as the statistic ``teacher_loss``, which carries a gradient, or None."""
+    """Divergence from a teacher to compute as the differentiable statistic ``teacher_loss``, or None."""
 
 
 class ScoringTargets(NamedTuple):
     """Tokens to score and their positions."""
 
     positions: Tensor
-    """Positions, among the T tokens, of the tokens that precede the targets, [N] int64."""
+    """Positions of the tokens that precede the targets, as indices into the T tokens, [N] int64."""
     tokens: Tensor
     """Target token ids, [N] int64."""
     scoring: Scoring
     teacher: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None
-    """For ``scoring.teacher_loss``, the teacher's last hidden states at the same positions, [N, D], and a function that
-    returns the teacher's logits [n, V] of such states [n, D]."""
+    """Inputs of ``scoring.teacher_loss``: the teacher's last hidden states [N, D] at the same positions, and a function
+    that returns the teacher's logits [n, V] for such states [n, D]."""
 
 
 def _top_k(_: Tensor, distribution: Tensor, k: int) -> list[Tensor]:
@@ -89,8 +89,8 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
     "sum_pi_squared": lambda _, distribution, __: [(2 * distribution).exp().sum(dim=-1)],
     "top_k": _top_k,
 }
-"""Name -> f(logits / temperature [..., V], their log-softmax [..., V], k) -> columns [...]. ``top_k`` returns 2 k
-columns: the log-probabilities of the k most likely tokens, then their ids. The others return one column."""
+"""Name -> f(logits / temperature [..., V], log-softmax of these [..., V], k) -> columns [...]. ``top_k`` returns 2 k
+columns: the log-probabilities of the k most likely tokens, then their ids. All other statistics have one column."""
 
 
 def logprobs_and_entropy(
@@ -98,8 +98,8 @@ def logprobs_and_entropy(
 ) -> tuple[Tensor, ...]:
     """Return log-probabilities of ``tokens [...]`` and entropies, both in nats, from logits [..., V].
 
-    These are followed by the columns of ``scoring.statistics`` and, if ``teacher`` has the teacher's logits [..., V],
-    by ``scoring.teacher_loss``. All tensors are [...] float32.
+    The tuple continues with the columns of ``scoring.statistics`` and, given the teacher's logits ``teacher [..., V]``,
+    ``scoring.teacher_loss``. All tensors are [...] float32.
     """
     scaled = logits[..., : scoring.vocabulary].float() / scoring.temperature
     distribution = scaled.log_softmax(dim=-1)
@@ -117,7 +117,7 @@ def logprobs_and_entropy(
 
 
 def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
-    """Return the columns that follow the entropy in :func:`logprobs_and_entropy` by statistic, [...] each.
+    """Name the columns that :func:`logprobs_and_entropy` returns after the entropy, [...] each.
 
     ``top_k`` becomes ``top_k_logprobs`` and ``top_k_ids`` (int64), both [..., k] with the most likely token first.
     """
@@ -135,7 +135,7 @@ def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tenso
 
 
 def compute_logits_in_float32(model: PreTrainedModel) -> None:
-    """Make the output head of a causal language model compute in float32."""
+    """Patch the output head of a causal language model to compute in float32."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         kind = type(model).__name__
@@ -151,15 +151,15 @@ def compute_logits_in_float32(model: PreTrainedModel) -> None:
 def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
     """Patch ``forward`` of a causal language model to score ``targets`` with :func:`logprobs_and_entropy`.
 
-    At most ``chunk_size`` tokens have logits in memory at a time; the backward pass recomputes them. The logits come
-    from the model's own ``forward``, which may scale or cap them.
+    The logits of at most ``chunk_size`` tokens are in memory at a time, and the backward pass recomputes them. The
+    logits come from the model's own ``forward``, which may scale or cap them.
 
-    With ``positions [N]`` instead of ``targets``, ``forward`` returns the last hidden states there, [N, D], and with
-    ``states [N, D]`` their logits [N, V], so that another model's loss can read this model's distribution in chunks.
+    Given ``positions [N]`` instead of ``targets``, ``forward`` returns the last hidden states there, [N, D]; given
+    ``states [N, D]``, their logits [N, V]. Another model's loss can thus use this model's logits in chunks.
     """
     original = model.forward
     decoder = getattr(model, model.base_model_prefix)
-    kind: type[ModelOutput] = BaseModelOutputWithPast  # that of the decoder's last output
+    kind: type[ModelOutput] = BaseModelOutputWithPast  # type of the decoder's last output
 
     def logits_of(states: Tensor) -> Tensor:
         # An entry in the instance's dictionary shadows the registered submodule.
@@ -206,13 +206,13 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
 
 
 class _PrecomputedDecoder:
-    """A stand-in for a decoder that returns its input embeddings as the last hidden states.
+    """A replacement for a decoder that returns its input embeddings as the last hidden states.
 
-    It exposes the decoder's attributes, because a model's ``forward`` may read them.
+    Attribute access is forwarded to the decoder, because a model's ``forward`` may read its attributes.
     """
 
     def __init__(self, decoder: nn.Module, output_type: type[ModelOutput]) -> None:
-        """Imitate ``decoder``, which returns outputs of type ``output_type``."""
+        """Wrap ``decoder``, whose outputs are of type ``output_type``."""
         self.decoder = decoder
         self.output_type = output_type
 

@@ -1,10 +1,10 @@
 """Input layouts of a micro-batch: padded rows, or rows packed into one sequence.
 
 Packed rows can share prompts. In a causal model, the states of a prompt do not depend on the response, so a prompt with
-several responses needs to appear only once, before all responses. Only attention needs to know which prompt each
-response continues.
+several responses needs to occur only once, before all of them. Only attention needs to know which prompt each response
+continues.
 
-Layouts are computed on the host and then sent to the device, so no operation waits for a GPU.
+Layouts are computed on the host and then sent to the device, so that no operation waits for a GPU.
 
 Shapes: B episodes with N tokens; T tokens in this worker's layout; G distinct prompts; P tokens in the longest prompt
 and Q in the longest response.
@@ -25,10 +25,10 @@ from verl.utils.device import to_device
 
 ROUND_TO = 128
 """Sequences with shared prompts are padded to a multiple of this many tokens, so that the allocator can reuse buffers.
-On a CPU, allocating new buffers would cancel the time saved by sharing prompts."""
+On a CPU, allocating new buffers would take as long as sharing prompts saves."""
 
 MIN_SHARED = 0.05
-"""Prompts are shared only if this saves at least this fraction of the micro-batch's tokens."""
+"""Prompts are shared only if sharing saves at least this fraction of the micro-batch's tokens."""
 
 NO_MASK = (1, 1, 1, 1)
 """Shape of a dummy mask. Without a mask, ``transformers`` would search the positions for packed rows, making the host
@@ -39,7 +39,7 @@ _NOWHERE = torch.iinfo(torch.int64).max
 
 
 class Layout:
-    """Model inputs for a micro-batch, and the position of each token in them.
+    """Model inputs for a micro-batch, and the position of each of its tokens in these inputs.
 
     Example: prompts ``a b`` and ``c`` with responses ``d`` and ``e f`` are packed as ``input_ids`` [[a b d c e f]],
     ``position_ids`` [[0 1 2 0 1 2]], ``cu_seq_lens_q`` [0, 3, 6].
@@ -50,9 +50,9 @@ class Layout:
 
         Args:
             inputs: keyword arguments for the model, with tensors on the CPU.
-            places: [N] int64 on the CPU, index of each token in the flattened rows, or in the full sequence of
-                ``group``.
-            group: workers that hold slices of equal length, or None if this worker holds the whole sequence.
+            places: [N] int64 on the CPU, index of each token in the flattened rows or, with ``group``, in the full
+                sequence.
+            group: workers that have slices of equal length of the sequence, or None if this worker has all of it.
         """
         self.inputs, self.places, self.group = inputs, places, group
 
@@ -66,10 +66,10 @@ class Layout:
         return inputs
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Find which of ``tokens [n]``, given as indices into the N tokens, this worker holds.
+        """Find the tokens that this worker has among ``tokens [n]``, which are indices into the N tokens.
 
         Returns:
-            Positions of the found tokens among this worker's T tokens, and their indices in ``tokens``.
+            Positions of these tokens among this worker's T tokens, and their indices in ``tokens``.
         """
         places = self.places[tokens]
         if self.group is None:
@@ -79,7 +79,7 @@ class Layout:
         return places[here] - size * self.group.rank(), here
 
     def collect(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """Gather the values of ``tokens [n]``, [n, ...], from the workers that hold them.
+        """Gather the values of ``tokens [n]``, [n, ...], from the workers that have them.
 
         Differentiable. All workers of the group must call this method together.
         """
@@ -91,10 +91,10 @@ class Layout:
 
 
 def take_tokens(states: Tensor, tokens: Tensor, dim: int = 0) -> Tensor:
-    """Select ``tokens [n]`` along ``dim``, so that the gradient has the same bits every time.
+    """Select ``tokens [n]`` along ``dim`` with a gradient that is bitwise reproducible.
 
-    The gradient adds up what repeated tokens receive. On a CPU, threads would add the gradient of ``states[tokens]`` in
-    any order, but not that of ``index_select``; on a GPU, it is the other way round.
+    The backward pass sums the gradients of repeated tokens. On a CPU, the order of summation is fixed only for
+    ``index_select``; on a GPU, it is fixed only for ``states[tokens]``.
     """
     if states.is_cuda:
         return states[(slice(None),) * dim + (tokens,)]
@@ -102,7 +102,7 @@ def take_tokens(states: Tensor, tokens: Tensor, dim: int = 0) -> Tensor:
 
 
 def padded_layout(batch: Batch) -> Layout:
-    """Pad all rows to the same length, so that T = B (P + R)."""
+    """Pad prompts to the longest prompt and responses to the longest response, so that T = B (P + Q)."""
     input_ids, attention_mask = batch.trimmed().rows()
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
     return Layout(inputs, attention_mask.flatten().nonzero().flatten())
@@ -128,12 +128,12 @@ def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
-    """Return positions [B, S] that skip padding, so that left padding does not shift a row's positions."""
+    """Return positions [B, S] that do not count padding, so that left padding does not shift a row's positions."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 class Rows(NamedTuple):
-    """Cumulative lengths of packed rows, [rows + 1] int32, and the maximum length."""
+    """Cumulative lengths of packed rows, [rows + 1] int32, and their maximum lengths, for queries and for keys."""
 
     queries: Tensor
     keys: Tensor
@@ -153,7 +153,7 @@ class Block(NamedTuple):
 def blocks_by_length(lengths: Tensor) -> list[Block]:
     """Sort rows of ``lengths [B]`` by descending length and group them into blocks that are at most half padding.
 
-    A new block starts at a row less than half as long as the current block's first row. Empty rows count as one token.
+    A row less than half as long as the current block's first row starts a new block. Empty rows count as one token.
     """
     order, blocks = lengths.argsort(descending=True, stable=True), list[Block]()
     while len(order):
@@ -167,11 +167,11 @@ def blocks_by_length(lengths: Tensor) -> list[Block]:
 class SharedPrompts:
     """Packed sequence of the distinct prompts followed by the responses in row order.
 
-    Its properties are computed on the host on first use, sent to the device, and cached.
+    Properties are computed on the host on first use, sent to the device, and cached.
     """
 
     def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
-        """Lay out all prompts followed by all responses.
+        """Compute the positions of all prompts, followed by all responses.
 
         Args:
             prompt_lengths: [G] int64 on the CPU, in tokens.
@@ -202,19 +202,19 @@ class SharedPrompts:
 
     @cached_property
     def _blocks(self) -> tuple[list[Block], list[Block]]:
-        """Blocks of prompts and blocks of responses."""
+        """Blocks of prompts, and blocks of responses."""
         return blocks_by_length(self.prompt_lengths), blocks_by_length(self.response_lengths)
 
     @cached_property
     def prompt_blocks(self) -> list[Tensor]:
-        """Token indices of each block's prompts, [g, P], where P is the block's maximum; arbitrary at padding."""
+        """Token indices of each block's prompts, [g, P], arbitrary at padding; P is the block's maximum length."""
         return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property
     def response_blocks(self) -> list[tuple[Tensor, Tensor]]:
         """Token indices of each block's responses, [b, Q], and of their keys (prompt and response), [b, P + Q].
 
-        P and Q are the block's maximum lengths; indices at padding are arbitrary.
+        P and Q are the block's maximum lengths. Indices at padding are arbitrary.
         """
         blocks = []
         for rows, longest in self._blocks[1]:
@@ -240,8 +240,8 @@ class SharedPrompts:
         return to_device(places, self.device)
 
     def attention_masks(self, window: int | None) -> list[Tensor]:
-        """Return the mask of each block's responses, [b, 1, Q, P + Q] bool, for a sliding ``window`` or None."""
-        if window not in self._attention_masks:  # Layers with equal windows share it.
+        """Return the mask of each block's responses, [b, 1, Q, P + Q] bool; ``window`` is None for full attention."""
+        if window not in self._attention_masks:  # Layers with equal windows share the masks.
             self._attention_masks[window] = [self._attention_mask(block, window) for block in self._blocks[1]]
         return self._attention_masks[window]
 
@@ -257,7 +257,7 @@ class SharedPrompts:
 
     @cached_property
     def rows(self) -> Rows:
-        """Boundaries of the prompts followed by the responses; keys are ordered as in :attr:`keys`."""
+        """Boundaries of all prompts, followed by those of all responses. Keys are in the order of :attr:`keys`."""
         whole = self.prompt_lengths[self._prompt_of] + self.response_lengths
         most = max(self.longest_prompt, self.longest_response), max(self.longest_prompt, int(whole.max()))
         lengths = (torch.cat([self.prompt_lengths, rows]) for rows in (self.response_lengths, whole))
@@ -266,7 +266,7 @@ class SharedPrompts:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Concatenated token indices of the keys of each prompt, then of each response (its prompt and its tokens)."""
+        """Token indices of the keys of each prompt, then of each response (its prompt and itself), concatenated."""
         tokens = torch.cat([self._of_prompts[self._prompt_of], self._of_responses], dim=1)
         mask = torch.cat([self._masks[0][self._prompt_of], self._masks[1]], dim=1)
         return to_device(torch.cat([self._of_prompts[self._masks[0]], tokens[mask]]), self.device)
@@ -293,13 +293,13 @@ def _prompts(batch: Batch) -> list[tuple[int, ...]]:
 
 
 def prompt_index(batch: Batch) -> Tensor:
-    """Return the prompt index of each row, [B] int64; distinct prompts are numbered in order of appearance."""
+    """Return the prompt index of each row, [B] int64. Distinct prompts are numbered in order of first appearance."""
     index: dict[tuple[int, ...], int] = {}
     return torch.tensor([index.setdefault(prompt, len(index)) for prompt in _prompts(batch)], dtype=torch.int64)
 
 
 def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
-    """Concatenate the distinct prompts and all responses; also return the fraction of tokens saved by sharing.
+    """Concatenate the distinct prompts and all responses, and also return the fraction of tokens that sharing saves.
 
     Rows must not be empty.
     """

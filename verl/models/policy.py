@@ -39,10 +39,10 @@ class Policy:
         """Load the model.
 
         Args:
-            scoring: micro-batch limits for forward passes without a backward pass.
+            scoring: micro-batch limits for forward passes that are not followed by a backward pass.
             source: model to copy the weights from; see :func:`verl.models.loading.load_sharded_model`.
-            vocabulary: number of tokens that probabilities refer to, if the responses come from a model whose head has
-                another size, or None. Larger token ids are read as the last of these tokens.
+            vocabulary: number of token ids that the softmax covers, if responses come from a model whose head has a
+                different size, or None. Larger token ids are replaced by the last of these.
         """
         self.model = load_sharded_model(config, mesh, trainable, source)
         self.forward = LogprobForward(self.model, config, mesh.device_type)
@@ -64,11 +64,11 @@ class Policy:
 
         Args:
             layers: indices of the layers to measure; see :func:`verl.models.forward.record_states`.
-            measure: function that computes columns from the hidden states that predict the tokens of each response.
+            measure: function that computes rank metrics from the hidden states that predict each response's tokens.
             statistics: additional per-token statistics to compute, from :data:`verl.models.output_head.STATISTICS`.
 
         Returns:
-            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and columns from ``measure``.
+            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and the columns of ``measure``.
         """
         if self.vocabulary is not None:
             batch = batch.columns("tokens", "source").fill(tokens=batch.tokens.clamp(max=self.vocabulary - 1))
@@ -84,6 +84,6 @@ class Policy:
 
 
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
-    """Return the micro-batch limits of the policy and the reference for forward passes without a backward pass."""
+    """Return the micro-batch limits with which the policy and the reference compute log-probabilities."""
     rows, max_tokens = config.log_prob_micro_batch_size_per_gpu, config.log_prob_max_token_len_per_gpu
     return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)

@@ -1,7 +1,7 @@
 """Ulysses sequence parallelism (arXiv 2309.14509): neighbouring workers share the tokens of each sequence.
 
-Each worker of a group holds a slice of the tokens. Before attention, an all-to-all gives each worker all tokens but
-only a subset of the heads. After attention, a second all-to-all restores the slices.
+Outside attention, each worker in a group processes only its own slice of the tokens. Before attention, an all-to-all
+sends each worker all tokens for a subset of the heads. After attention, a second all-to-all restores the slices.
 
 Shapes: G workers per group, H heads, t tokens per worker, T = G t tokens per group, D head dimension.
 """
@@ -22,7 +22,7 @@ from verl.utils.distributed import collective_timeout
 def sequence_group(size: int) -> ProcessGroup | None:
     """Return this worker's group of ``size`` neighbouring ranks, or None if ``size`` is 1.
 
-    All workers must call this function together. Models share a group, because each communicator takes GPU memory.
+    All workers must call this function together. All models use one group, since each communicator uses GPU memory.
     """
     if size == 1:
         return None
@@ -32,9 +32,9 @@ def sequence_group(size: int) -> ProcessGroup | None:
 
 
 def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    """Exchange [H, t, D] (all heads of this worker's tokens) for [H / G, T, D] (all tokens of this worker's heads).
+    """Convert [H, t, D] (all heads of this worker's tokens) to [H / G, T, D] (all tokens of this worker's heads).
 
-    Key and value heads that cannot be split evenly are repeated, so that every worker has the heads its queries need.
+    Key and value heads that cannot be split evenly are repeated, so every worker has the heads that its queries need.
     """
     size = group.size()
     repeats = size // math.gcd(states.shape[0], size)
@@ -51,7 +51,7 @@ def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
 def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
     """Gather each worker's [t, ...] into [T, ...] on all workers.
 
-    In the backward pass, each worker keeps its own slice of the gradient without a reduction. All workers must
+    In the backward pass, each worker keeps its slice of the gradient, and nothing is reduced. All workers must
     therefore compute the same loss from the result.
     """
     parts = [torch.empty_like(values) for _ in range(group.size())]

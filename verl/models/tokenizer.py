@@ -1,4 +1,4 @@
-"""Loads tokenizers, checks that models are compatible, and prepares inputs for reward models."""
+"""Loads tokenizers, checks that models are compatible with them, and prepares inputs for reward models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ from verl.models.info import ModelInfo
 def load_tokenizer(
     path: str, trust_remote_code: bool, field: str = "model.path", needs_chat_template: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Load the model's tokenizer; error messages name the option ``field``.
+    """Load the model's tokenizer. Error messages name the option ``field``.
 
     Raises:
-        ConfigError: if there is no tokenizer, or it lacks an end-of-sequence token or a required chat template.
+        ConfigError: if there is no tokenizer, or if it lacks an end-of-sequence token or a required chat template.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -37,7 +37,7 @@ def load_tokenizer(
 
 
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a model uses the same token ids as the policy's ``tokenizer``. Extra tokens are allowed.
+    """Check that a model uses the same token ids as the policy's ``tokenizer``. The model may have extra tokens.
 
     Raises:
         ConfigError: if a token's id differs or the largest id has no embedding. The message names ``field``.
@@ -57,7 +57,7 @@ def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedToke
 
 
 def check_embeds_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ``ConfigError`` unless the model has an embedding for every token of ``tokenizer``."""
+    """Raise ``ConfigError`` if the model lacks an embedding for a token of ``tokenizer``."""
     largest, rows = max(tokenizer.get_vocab().values()), ModelInfo.of(model).text_config.vocab_size
     if largest >= rows:
         raise ConfigError(
@@ -75,7 +75,7 @@ def reward_model_batch(
     """Return the tokenized conversations as a batch of responses, and the fraction that were truncated.
 
     Args:
-        prompts: chats that precede the responses, as lists of ``{"role", "content"}`` messages.
+        prompts: the prompt of each response, as a list of ``{"role", "content"}`` messages.
         responses: the B responses of the policy.
         tokenizer: the reward model's tokenizer, whose chat template is applied.
         max_length: maximum number of tokens per conversation; longer conversations are truncated on the left.

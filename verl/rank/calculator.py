@@ -1,6 +1,6 @@
 """Computes per-layer rank metrics of a batch of responses (arXiv 2509.23808).
 
-The calculator runs in the process that has the hidden states, a rollout engine or a worker that re-reads the responses.
+The calculator runs in the process that has the hidden states: a rollout engine, or a worker that recomputes them.
 
 Shapes: B responses, T padded response tokens, L captured layers, D hidden width.
 """
@@ -69,7 +69,7 @@ class RepresentationMetricsCalculator:
 
         Returns:
             Metrics as float64 ``[B]`` on the device of ``hidden_states``, by layer key ("1".."L" in capture order) and
-            name. ``calculator.on_nonfinite`` defines the results of responses with NaN or infinity.
+            name. ``calculator.on_nonfinite`` determines the results for responses with NaN or infinity.
 
         Raises:
             ValueError: The shapes do not match, the mask is not right-padded, or a valid row contains NaN or infinity
@@ -89,7 +89,7 @@ class RepresentationMetricsCalculator:
     def _measure(
         self, hidden_states: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        """Return, for each layer of ``[B, T, L, D]``, the metrics ``[B]`` and the prefix metrics ``[B, T]`` by name."""
+        """Return the metrics ``[B]`` and prefix metrics ``[B, T]`` by name, for each layer of ``[B, T, L, D]``."""
         metrics, by_prefix = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for layer in range(hidden_states.shape[2]):
             try:
@@ -102,10 +102,10 @@ class RepresentationMetricsCalculator:
         return metrics, by_prefix
 
     def measure(self, states: list[Tensor]) -> Batch:
-        """Measure complete responses of any lengths; each response's metrics are independent of the others.
+        """Measure complete responses of any length; the metrics of a response do not depend on the other responses.
 
         Args:
-            states: States ``[T, L, D]`` of each of one or more responses, with T at least 1.
+            states: Hidden states ``[T, L, D]`` of each response, with T at least 1; at least one response is required.
 
         Returns:
             Episodes without prompts, with rank metric columns on the device of ``states``.
@@ -136,9 +136,9 @@ class RepresentationMetricsCalculator:
         """Return metrics of ``mean_states [B, D]``, the matrix of each response's mean hidden state in one layer.
 
         ``compute_global_metrics`` adds "global/<name>" for the whole matrix. ``compute_cumulative_global_metrics`` adds
-        "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of the given response order,
-        ``diff_stride`` apart. States with NaN or infinity are dropped with ``on_nonfinite=mask``, and make every metric
-        0 with ``zero``.
+        "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of the responses in the given order,
+        ``diff_stride`` responses apart. If a state contains NaN or infinity, it is dropped with ``on_nonfinite=mask``,
+        and every metric is 0 with ``on_nonfinite=zero``.
 
         Raises:
             ValueError: The input is not a matrix, or a state contains NaN or infinity with ``on_nonfinite=raise``.
@@ -183,8 +183,7 @@ class RepresentationMetricsCalculator:
             return {name: values[:, 0] for name, values in whole.items()}, courses
         # 1. Select the rows from which prefixes are taken, and the end of each prefix.
         kept, kept_lengths = _kept_rows(hidden, lengths, config.max_seq_len, config.max_seq_len_from)
-        extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1
-        counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
+        counts, rows = (of(kept_lengths, stride, config.prefix_extra) for of in (prefix_counts, prefix_rows))
         # 2. Compute base metrics of all prefixes and of the whole response, in one pass if both use the same method.
         if kept is hidden and self._whole == self._diff:
             ends = torch.cat([rows, lengths[:, None]], dim=1)
@@ -213,8 +212,8 @@ class RepresentationMetricsCalculator:
     def _courses(self, values: Mapping[str, Tensor], rows: Tensor, hidden: Tensor) -> dict[str, Tensor]:
         """Scatter prefix metrics ``[B, J]`` to the tokens of ``hidden [B, T, D]`` where the prefixes end.
 
-        ``rows [B, J]`` are 1-based prefix ends, or 0 for absent prefixes. Returns ``[B, T]`` per name with NaN at all
-        other tokens, or an empty dict without ``keep_prefixes``.
+        ``rows [B, J]`` are 1-based prefix ends, or 0 for absent prefixes. Returns ``[B, T]`` per metric, with NaN at
+        all other tokens, or an empty dict without ``keep_prefixes``.
         """
         if not self.config.keep_prefixes:
             return {}
@@ -237,8 +236,8 @@ def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str, Any]:
     """Return the ``additional_config["hidden_states"]`` that makes a vLLM engine measure every response.
 
-    Without ``reduces``, the engine returns raw states on the CPU instead, because conversations are measured only when
-    they are finished.
+    Without ``reduces``, the engine returns raw states on the CPU instead, because conversations are measured only after
+    they have finished.
 
     vLLM passes these options through JSON, so the calculator config is a JSON string that each process parses once.
     """
@@ -310,7 +309,7 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
 
 
 def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:
-    """Return the first or last ``most`` valid rows of each response, left-aligned, and their counts."""
+    """Left-align each response's first or last ``most`` valid rows, and return the rows and the number per response."""
     if most is None or hidden.shape[1] <= most:
         return hidden, lengths
     if end == "start":
@@ -321,7 +320,7 @@ def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> t
 
 
 def _lengths(attention_mask: Tensor) -> Tensor:
-    """Return each response's valid row count, int64 ``[B]``; raise ``ValueError`` unless the mask is right-padded."""
+    """Count each response's valid rows, int64 ``[B]``; raise ``ValueError`` if the mask is not right-padded."""
     lengths = attention_mask.bool().sum(1)
     expected = torch.arange(attention_mask.shape[1], device=attention_mask.device) < lengths[:, None]
     wrong = (attention_mask != expected).any(1).nonzero()

@@ -20,7 +20,7 @@ _FUNCTIONALS = {
     "Traditional Rank": "traditional_rank",
     "Log Effective Rank": "effective_rank",
 }
-"""Name in verl.spectral of each spectral metric; the log effective rank is derived from the effective rank."""
+"""Spectral metric -> name in ``verl.spectral``; the log effective rank is derived from the effective rank."""
 
 _CURVATURE_BYTES = 64 * 2**20
 """Maximum size of the float64 states that :func:`curvature` processes at once."""
@@ -35,7 +35,7 @@ def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
 
 
 def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
-    """Return the row counts k_j = j * stride + extra of velocity prefixes, int64 ``[B, max J]``, 0 where absent.
+    """Return the row counts k_j = j * stride + extra of velocity prefixes, int64 ``[B, max J]``, padded with 0.
 
     Raises:
         ValueError: ``stride`` is less than 1.
@@ -56,7 +56,7 @@ def changes(
     Args:
         values: Prefix metrics ``[B, J]``; only the first ``counts [B]`` in each row are valid.
         whole: Metrics ``[B]`` of the whole responses.
-        rule: Value of ``calculator.prefix_rule``; it determines whether the whole response counts as the last prefix.
+        rule: Value of ``calculator.prefix_rule``; it determines whether the whole response is the last prefix.
         lengths: Number of rows per response, ``[B]``; ``kept [B]`` of these are used for prefixes.
     """
     # Keep NaN for masked responses, which would get 0 if they had fewer than two prefixes.
@@ -84,7 +84,7 @@ def velocity(values: Tensor, counts: Tensor) -> Tensor:
 def acceleration(values: Tensor, counts: Tensor) -> Tensor:
     """Return the mean over j = 2..J-1 of delta_{j+1} - delta_j, or 0 for fewer than three prefixes.
 
-    Takes the arguments of :func:`velocity`. The mean telescopes to (delta_J - delta_2) / (J - 2).
+    The arguments are the same as in :func:`velocity`. The mean telescopes to (delta_J - delta_2) / (J - 2).
     """
     if values.shape[1] < 3:
         return values.new_zeros(values.shape[0])
@@ -105,7 +105,7 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
 
     The arguments ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` match
     :func:`verl.spectral.prefix_functionals`; the result is float64 ``[B, P]`` in [0, pi]. Angles at zero-length steps
-    are undefined and ignored. A prefix without any angle, such as one of fewer than 3 rows, has curvature 0.
+    are undefined and ignored. A prefix without defined angles, such as a prefix of fewer than 3 rows, has curvature 0.
 
     Raises:
         ValueError: See ``prefix_functionals``.

@@ -1,7 +1,7 @@
 """Loads custom rank metrics, which are user-supplied functions of a spectrum (``calculator.own_metrics``).
 
-The functions are loaded wherever hidden states are measured: in the rollout engine, or in the worker that re-reads the
-responses.
+The functions are loaded in the process that measures hidden states: the rollout engine, or the worker that recomputes
+them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SAMPLE = SpectrumBatch(torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 0.0]], dtype=to
 
 
 def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
-    """Load and test the functions at these import paths; return them keyed by ``CalculatorConfig.own_names``.
+    """Load and test the functions at ``paths``; return them keyed by ``CalculatorConfig.own_names``.
 
     Raises:
         ConfigError: A function cannot be loaded, or does not return a finite number for each spectrum.

@@ -1,8 +1,8 @@
 """Reward manager that computes the auxiliary signal Phi from a batch's rank metrics (arXiv 2509.23808).
 
 Shapes: B responses, R padded response tokens. The state consists of moving averages over training steps: a baseline mu
-per layer and indicator, and the mean score. Apart from loading a state, only ``update``, called at the end of each
-training step, changes these averages, so validation uses the baselines from training.
+per layer and indicator, and the mean score. These averages change only in ``update``, at the end of each training step,
+and when a state is loaded, so validation uses the baselines from training.
 
 With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and lag by one step:
 ``update`` moves the baselines towards the means of the previous update's batch, which are stored for this purpose.
@@ -81,7 +81,7 @@ class RewardManager:
         return phi, metrics
 
     def shape_rewards(self, token_rewards: Tensor, response_mask: Tensor, phi: Tensor) -> Tensor:
-        """If ``add_reward`` is set, add Phi ``[B]`` to the last-token reward of each response in ``[B, R]``."""
+        """Add Phi ``[B]`` to the last-token reward of each response in ``[B, R]`` if ``add_reward`` is set."""
         if not self.config.add_reward:
             return token_rewards
         bonus = phi.to(token_rewards)[:, None]
@@ -90,13 +90,13 @@ class RewardManager:
     def shape_advantages(
         self, advantages: Tensor, response_mask: Tensor, phi: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Add min(relu(Phi), |A| / kappa) to advantages ``[B, R]`` if ``reward_manager.add_adv``; also return metrics.
+        """Add min(relu(Phi), |A| / kappa) to advantages ``[B, R]`` if ``add_adv`` is set, and return metrics.
 
         ``reward_manager/shaped_token_share`` is the share of response tokens whose advantage changed, and
         ``reward_manager/shaped_mean_change`` the mean absolute change over all response tokens.
         ``reward_manager/shaped_relative_change`` is the mean absolute change of the changed tokens divided by their
-        mean absolute advantage, and is omitted if none changed. Without ``add_adv``, the advantages are returned
-        unchanged with no metrics.
+        mean absolute advantage, and is omitted if no advantage changed. Without ``add_adv``, the advantages are
+        returned unchanged with no metrics.
         """
         if not self.config.add_adv:
             return advantages, {}
@@ -117,12 +117,12 @@ class RewardManager:
     def update(self, scores: Tensor, rank_metrics: Mapping[str, Tensor]) -> None:
         """Move the baselines towards this batch: mu <- (1 - a) mu + a * batch mean; the first batch sets mu.
 
-        With ``baseline_start=zero``, the baselines move towards the previous update's batch instead, so the first
-        update changes nothing; the score average moves towards the given scores from the second update on. Without
+        With ``baseline_start=zero``, the baselines move towards the previous update's batch instead. The first update
+        then changes nothing, and later updates move the score average towards the given scores. Without
         ``computes_phi``, this is a no-op.
 
         ``scores [B]`` are the verifiers' scores; for ``rank_metrics`` see :meth:`compute_phi`. NaN and infinite values
-        are excluded from the means; if no value is finite, the average is unchanged.
+        are excluded from the means. If no value is finite, the average is unchanged.
 
         Raises:
             ValueError: See :meth:`compute_phi`.
@@ -168,10 +168,10 @@ class RewardManager:
         return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of :meth:`state_dict`; metrics without a saved baseline start a new one.
+        """Restore the output of :meth:`state_dict`; metrics without a saved baseline start a new baseline.
 
         Raises:
-            ValueError: The state is malformed (the message names the part); the manager is then unchanged.
+            ValueError: The state is malformed (the message names the malformed part). The manager is left unchanged.
         """
         keys = ["baselines", "ema_score"] + ([] if self._start is None else ["previous_means"])
         if not isinstance(state, Mapping) or set(state) != set(keys):
@@ -188,7 +188,7 @@ class RewardManager:
         self._baselines, self._previous_means, self._ema_score = baselines, previous, score
 
     def _layer_signal(self, layer: str, indicators: dict[str, Tensor], scale: float) -> tuple[Tensor, dict[str, float]]:
-        """Compute Phi ``[B]`` of one layer and its scalars to log."""
+        """Compute Phi ``[B]`` of one layer and the scalars to log for it."""
         config = self.config
         known = self._baselines.get(layer, {})
         baselines: dict[str, float] = {}
@@ -233,9 +233,9 @@ class RewardManager:
         }
 
     def _fade(self) -> float:
-        """Return the factor on the constant c: 1 if ``aux_fix``, else 1 - (ema_score + 1) / 2.
+        """Return the factor applied to the constant c: 1 if ``aux_fix`` is set, else 1 - (ema_score + 1) / 2.
 
-        Before the first update, the score counts as 0, so the factor is 1/2. Scores outside [-1, 1], which custom
+        Before the first update, the score is treated as 0, so the factor is 1/2. Scores outside [-1, 1], which custom
         verifiers can return, do not flip the sign of the signal.
         """
         if self.config.aux_fix:
@@ -255,7 +255,7 @@ def _finite_mean(values: Tensor) -> float | None:
 
 
 def _checked_means(means: object, where: str) -> Means:
-    """Copy ``means``; raise a ``ValueError`` that names the first part that is not a number."""
+    """Copy ``means``; raise a ``ValueError`` that names the first value that is not a number."""
     if not isinstance(means, Mapping):
         raise ValueError(f"reward manager state: {where}={means!r}: expected a mapping of layers")
     checked: Means = {}

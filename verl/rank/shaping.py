@@ -1,4 +1,4 @@
-"""Implements rank shaping, which adds an auxiliary signal Phi of rank metrics to advantages (arXiv 2509.23808)."""
+"""Implements rank shaping, which adds a signal Phi computed from rank metrics to advantages (arXiv 2509.23808)."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
 def exploration_beta(guide_deviation: Tensor, hypothesis_type: str, gain: float) -> Tensor:
     """Return the share beta ``[B]`` of the exploration weights, given the guide's deviation d ``[B]``.
 
-    It is sigmoid(gain * d) for ``PlanB``, and 0.5 for ``FixTwo`` and ``FixOne``.
+    The share is sigmoid(gain * d) for ``PlanB``, and 0.5 for ``FixTwo`` and ``FixOne``.
     """
     if hypothesis_type == "PlanB":
         return torch.sigmoid(gain * guide_deviation)
@@ -26,7 +26,7 @@ def exploration_beta(guide_deviation: Tensor, hypothesis_type: str, gain: float)
 def controller_weights(beta: Tensor, w_explore: Tensor, w_exploit: Tensor, hypothesis_type: str) -> Tensor:
     """Return indicator weights ``[B, N]`` for ``beta [B]``, ``w_explore [N]`` and ``w_exploit [N]``.
 
-    They are beta * w_explore + (1 - beta) * w_exploit, or w_explore + w_exploit for ``FixOne``.
+    The weights are beta * w_explore + (1 - beta) * w_exploit, or w_explore + w_exploit for ``FixOne``.
     """
     if hypothesis_type == "FixOne":
         return (w_explore + w_exploit).expand(beta.shape[0], -1)
@@ -39,7 +39,7 @@ def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tenso
 
 
 def last_token_mask(response_mask: Tensor) -> Tensor:
-    """Return a mask of each row's last response token, if it has any, given ``response_mask [B, R]``."""
+    """Return a mask ``[B, R]`` of the last response token in each row; rows without response tokens are all false."""
     mask = response_mask.bool()
     later_tokens = mask.flip(1).cumsum(1).flip(1)
     return mask & (later_tokens == 1)

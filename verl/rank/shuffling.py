@@ -1,4 +1,4 @@
-"""The control of methods that read hidden states: the same signals, given to other responses to the same prompt."""
+"""Shuffles signals within each group, as a control experiment for methods that use hidden states."""
 
 from collections.abc import Collection
 
@@ -11,8 +11,8 @@ from verl.batch import RANK, Batch
 def shuffle_within_groups(batch: Batch, seed: int, step: int, except_for: Collection[str] = ()) -> None:
     """Permute ``rank/`` columns [B, L] and ``mean_states`` [B, L, D] within groups, in place.
 
-    All columns get one permutation, which follows from the run's seed, the step, and the places of each group's rows in
-    the batch. It leaves one of n rows of a group in its place on average.
+    All columns are permuted in the same way. The permutation is determined by the run's seed, the step, and the
+    positions of each group's rows in the batch. On average, one of the n rows of a group stays in place.
 
     Args:
         batch: Batch with ``group`` [B].
@@ -20,7 +20,7 @@ def shuffle_within_groups(batch: Batch, seed: int, step: int, except_for: Collec
     """
     shuffled = torch.from_numpy(np.random.default_rng([seed, step]).permutation(len(batch)))
     rows = torch.empty_like(shuffled)
-    # Both sides list rows by group, so that a row of a group gets one of the same group.
+    # Both sides are sorted by group, so every row receives the values of a row in its own group.
     rows[batch.group.argsort(stable=True)] = shuffled[batch.group[shuffled].argsort(stable=True)]
     names = [name for name in batch.names if name.startswith(RANK) or name == "mean_states"]
     batch.fill(**{name: getattr(batch, name)[rows] for name in names if name not in except_for})

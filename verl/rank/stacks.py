@@ -1,9 +1,9 @@
-"""Computes rank metrics of the stacked responses to one prompt without storing the stack.
+"""Computes rank metrics of the stacked responses to one prompt without storing the stack, and how far states move.
 
 Rows arrive one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
-the same centred scatter matrix S_k, which equals sum_{i<=k} z_i z_i^T for Helmert contrasts z_i (``Chunk.contrasts``
-in :mod:`verl.spectral.responses`). A QR decomposition of the contrasts so far gives D rows R with R^T R = S_k; later
-rows only add terms. No squares are formed, so results match those of the whole stack up to float64 rounding.
+the same centred scatter matrix S_k. For Helmert contrasts z_i (``Chunk.contrasts`` in :mod:`verl.spectral.responses`),
+S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far yields D rows R with R^T R = S_k, and later rows
+only add terms. No squares are formed, so the results equal those of the whole stack up to float64 rounding.
 
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """
@@ -17,7 +17,7 @@ from verl.spectral import SpectralOptions
 
 
 class StackedResponses:
-    """Metrics of a stack of responses, configured by ``calculator`` as for a single response.
+    """Computes metrics of a stack of responses, with the same ``calculator`` options as for a single response.
 
     Curvature and ``own_metrics`` are not available, and ``max_seq_len`` is ignored, so every row is used.
     """
@@ -27,7 +27,6 @@ class StackedResponses:
         self.names = [name for name in config.base_names if name not in ("Curvature", *config.own_names)]
         on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
         self._options = SpectralOptions(on_nonfinite=on_nonfinite)
-        self._extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1
         self._rows = 0
         self._mean = torch.zeros(0)
         self._contrasts = torch.zeros(0)
@@ -46,9 +45,9 @@ class StackedResponses:
         contrasts = torch.cat([before, fresh], dim=1)
         last = self._rows + rows.shape[1]
         # 1. Select the prefixes that end within this response, plus the whole stack so far.
-        stride = self.config.diff_stride
-        first = (self._rows - self._extra) // stride + 1 if self._rows > self._extra else 1
-        ends = [j * stride + self._extra for j in range(first, (last - self._extra) // stride + 1)]
+        stride, extra = self.config.diff_stride, self.config.prefix_extra
+        first = (self._rows - extra) // stride + 1 if self._rows > extra else 1
+        ends = [j * stride + extra for j in range(first, (last - extra) // stride + 1)]
         ends = ends if self.config.compute_diff else []
         at = torch.tensor([1 + before.shape[1] + end - self._rows for end in [*ends, last]])
         # 2. Construct rows that have these contrasts, and compute the prefixes' metrics from them.
@@ -68,7 +67,7 @@ class StackedResponses:
         """Return metrics of the stack so far, float64 ``[L]`` by name, with velocity and acceleration if configured.
 
         Raises:
-            ValueError: No response was added.
+            ValueError: No response has been added.
         """
         if self._rows == 0:
             raise ValueError("a stack of no responses has no metrics")
@@ -109,6 +108,21 @@ def _rows_of(contrasts: Tensor) -> Tensor:
     means = torch.cat([torch.zeros_like(means[:, :1]), means[:, :-1]], dim=1)
     rows = means + ((k + 1) / k).sqrt() * contrasts
     return torch.cat([torch.zeros_like(contrasts[:, :1]), rows], dim=1)
+
+
+def state_motion(states: Tensor) -> dict[str, Tensor]:
+    """Return the speed and dispersion of every prefix of ``states [T, D]``, float64 ``[T]`` by name.
+
+    The speed of a prefix of k states is the mean distance of consecutive states, or 0 for a single one; its dispersion
+    is sqrt(1/k sum_{i<=k} |x_i - mean_k|^2), where the sum is the trace of S_k and thus a sum of squared contrasts.
+    """
+    rows = states.detach().double()
+    counts = torch.arange(1, len(rows) + 1, dtype=rows.dtype, device=rows.device)
+    steps = torch.linalg.vector_norm(rows.diff(dim=0), dim=1)
+    path = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
+    contrasts, _ = _contrasts(rows[None], torch.zeros_like(rows[None, 0]), 0)
+    scatter = contrasts[0].square().sum(dim=1).cumsum(0)
+    return {"state_speed": path / (counts - 1).clamp(min=1), "state_dispersion": (scatter / counts).sqrt()}
 
 
 def mean_state_distances(mean_states: Tensor) -> dict[str, float]:

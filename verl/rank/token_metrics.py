@@ -20,7 +20,7 @@ def fill_token_metrics(batch: Batch, names: Sequence[str]) -> None:
     """Add the token metrics ``names`` to a batch's rank metrics, with equal values in every layer.
 
     If ``calculator.on_nonfinite`` masks a response in a layer with NaN, its token metrics in that layer are masked too.
-    Probability metrics use the ``logprobs`` and ``entropy`` from sampling (see ``calculator.needs_policy``).
+    Probability metrics use ``logprobs`` and ``entropy`` of the policy's own forward pass (``calculator.needs_policy``).
     """
     if not names:
         return
@@ -53,7 +53,7 @@ def _user_metric(path: str, batch: Batch) -> Tensor:
 
 
 def _token_metric(name: str, batch: Batch) -> Tensor:
-    """Compute a built-in metric as float64 ``[B]``, which is 0 for responses without tokens."""
+    """Compute a token metric as float64 ``[B]``; built-in metrics are 0 for responses without tokens."""
     if name == "avg_response_entropy":
         return frequency_entropy(batch.padded("response_tokens"), batch.policy_mask)
     if is_import_path(name):

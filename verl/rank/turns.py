@@ -21,11 +21,11 @@ def measure_turns(
     turns: Sequence[Sequence[int]],
     max_turns: int | None,
 ) -> Batch:
-    """Return the rank metrics of B conversations as CPU columns, computed from all sampled tokens in order.
+    """Return the rank metrics of all sampled tokens in each of B conversations, as columns on the CPU.
 
     Args:
-        states: States ``[n, L, D]`` per conversation from which the policy's tokens were sampled, turns concatenated.
-        turns: Token counts of the turns per conversation; they sum to n.
+        states: Hidden states ``[n, L, D]`` that predict the policy's n tokens in each conversation, for all turns.
+        turns: Number of tokens in each policy turn of each conversation; they sum to n per conversation.
         max_turns: Value of ``rollout.multi_turn.max_assistant_turns``.
 
     Returns:
@@ -55,11 +55,11 @@ def measure_turns(
 def measure_responses(
     calculator: RepresentationMetricsCalculator, max_turns: int | None, states: list[Tensor], batch: Batch
 ) -> Batch:
-    """Return the rank metrics of single- or multi-turn responses, given the states of all their tokens.
+    """Return the rank metrics of single- or multi-turn responses, given the hidden states of all tokens.
 
     Args:
         max_turns: See :func:`measure_turns`.
-        states: States ``[n, L, D]`` per response.
+        states: Hidden states ``[n, L, D]`` of each response.
         batch: Responses, with ``source`` if they are conversations.
     """
     if "source" not in batch:
@@ -83,6 +83,6 @@ def expand_to_response(batch: Batch, measured: Batch) -> Batch:
 
 
 def turn_lengths(source: Tensor) -> list[int]:
-    """Return the token count of each policy turn in one response with ``source [n]``."""
+    """Return the number of tokens in each policy turn of one response, given its ``source [n]``."""
     runs, sizes = source.unique_consecutive(return_counts=True)
     return [int(size) for size in sizes[runs == POLICY]]

@@ -1,12 +1,12 @@
 """A-GRAE (arXiv 2602.05548): asymmetric advantages that explore early and move from easy to hard prompts.
 
-With GRPO's advantage A, the mean reward p of the prompt, and the mean P of p over the batch's prompts:
+Let A be GRPO's advantage, p the mean reward of the prompt, and P the mean of p over the prompts in the batch:
 
     B = (1 - P) A / (2 (1 - sqrt p + 1e-6)) + P A / (2 (sqrt p + 1e-6))
     A-GRAE = B min(1, P / alpha) if B > 0, else B
 
-While the policy is weak (small P), easy prompts weigh more and the advantages of good responses are damped; as it
-improves, hard prompts weigh more and the damping ends. The formula is that of the authors' code, where alpha is 1 for
+While the policy is weak (small P), easy prompts get more weight and positive advantages are damped. As the policy
+improves, hard prompts get more weight and the damping ends. The formula follows the authors' code, where alpha is 1 for
 mathematics and 0.5 for other tasks.
 """
 
@@ -23,7 +23,7 @@ def a_grae(batch: Batch, alpha: float = 1.0) -> Tensor:
     """Return A-GRAE's advantages, [B] float64.
 
     Args:
-        alpha: Mean reward from which on positive advantages are not damped, above 0.
+        alpha: Mean reward P at which positive advantages are no longer damped, above 0.
 
     Raises ``ConfigError`` if ``alpha`` is not above 0, or a reward is not in [0, 1].
     """
@@ -37,7 +37,7 @@ def a_grae(batch: Batch, alpha: float = 1.0) -> Tensor:
     groups = group_responses(batch.group)
     by_prompt = groups.sums(rewards) / groups.counts
     root, mean = by_prompt.sqrt()[groups.index], by_prompt.mean()
-    # 1. Weigh prompts by their difficulty.
+    # 1. Weight prompts by their difficulty.
     easy, hard = 0.5 / (1 - root + GROUP_STD_EPS), 0.5 / (root + GROUP_STD_EPS)
     weighted = groups.normalised(rewards) * ((1 - mean) * easy + mean * hard)
     # 2. Damp positive advantages.

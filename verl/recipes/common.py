@@ -1,4 +1,4 @@
-"""Helpers that recipes share: saved attributes, hints in prompts, and files with generated tasks."""
+"""Shared helpers for recipes: saved attributes, hints in prompts, and files with generated tasks."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from verl.method import Method, ReplayBuffer
 
 
 class Saving(Method):
-    """Method whose attributes named in ``saved`` are in checkpoints: JSON values, tensors and replay buffers."""
+    """Method that saves the attributes named in ``saved`` in checkpoints: JSON values, tensors and replay buffers."""
 
     saved: tuple[str, ...]
 
@@ -42,7 +42,7 @@ def hint(solution: str, share: float) -> str:
 
 
 def with_hint(method: Method, record: PromptRecord, share: float, solution_key: str, text: str = HINT) -> PromptRecord:
-    """Append a hint to the question, or return ``record`` unchanged if the hint is empty or the result too long.
+    """Append a hint to the question; return ``record`` unchanged if the hint is empty or the result is too long.
 
     Args:
         share: Fraction of the solution's characters to show, from 0 to 1.

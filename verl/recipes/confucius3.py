@@ -55,7 +55,7 @@ class Recovering(Saving):
     As in the paper, the update treats these groups as samples of the current policy, without importance weights. We
     assume that each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``) that is
     larger than the training batch. If this batch and the surplus do not fill a training batch, the step learns from
-    fewer groups, whereas the paper samples more. The surplus, of up to two training batches, is saved in checkpoints.
+    fewer groups; the paper samples more. The surplus, of up to two training batches, is saved in checkpoints.
     """
 
     saved = ("surplus",)
@@ -71,7 +71,7 @@ class Recovering(Saving):
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the surplus from earlier steps followed by this step's groups, up to the size of a training batch."""
+        """Return the surplus from earlier steps, followed by this step's groups, up to the size of a training batch."""
         if not (self.informative or len(self.surplus)):
             return batch
         # 1. Join the surplus and this step's groups.
@@ -81,7 +81,7 @@ class Recovering(Saving):
             parts.append(group.fill(group=ids, step=torch.full((len(group),), self.step)))
         self.informative = []
         groups = Batch.join(parts)
-        # 2. Learn from as many groups as fit and keep the rest.
+        # 2. Learn from as many groups as fit into a training batch, and keep the remaining groups.
         learned, rest = groups[: self.max_learned], groups[self.max_learned :]
         if len(rest):
             self.surplus.add(rest)

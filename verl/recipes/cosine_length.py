@@ -3,8 +3,8 @@
     reward = long + (short - long) (1 + cos(pi length / longest)) / 2
 
 A correct response earns ``short`` = 1 at length 0 and ``long`` = 0.5 at the maximum length; wrong responses earn -1 and
--0.5. This favors short correct responses and long wrong ones. We assume that lengths are in tokens (the code counts
-characters) and that ``longest`` is ``data.max_response_length``. The code's reward for thought tags is omitted.
+-0.5. This favors short correct responses and long wrong responses. We assume that lengths are in tokens (the code
+counts characters) and that ``longest`` is ``data.max_response_length``. We omit the code's reward for thought tags.
 """
 
 import math

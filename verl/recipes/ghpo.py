@@ -21,9 +21,9 @@ class GuidedHints(Method):
         solution: str = "solution",
         rounds: int = 3,
     ) -> None:
-        """Configure the fractions to show, one per round, and the most ``rounds``; see :func:`with_hint` for the rest.
+        """Configure the fractions to show, one per round, and the maximum number of ``rounds``.
 
-        The last fraction also applies to all later rounds.
+        The last fraction also applies to all later rounds. For the other arguments, see :func:`with_hint`.
         """
         self.rounds = rounds
         self.shares = tuple(shares)
@@ -31,7 +31,7 @@ class GuidedHints(Method):
         self.solution = solution
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return the unsolved prompts with hints, except those that would become too long."""
+        """Return the unsolved prompts with hints, except prompts that would become too long."""
         edited: dict[int, PromptRecord] = {}
         unsolved = [(i, group) for i, group in enumerate(self.by_prompt(batch)) if not group.correct.any()]
         for place, responses in unsolved if round <= self.rounds else ():

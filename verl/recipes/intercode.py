@@ -8,8 +8,8 @@ that solves the task. The reward for ``submit`` follows the authors' code, but w
 where D is the set of file changes made by only one solution, c is the fraction of equal contents among the files that
 both solutions add (1 if there are none), and s is the cosine similarity of the TF-IDF vectors of their last outputs.
 
-We assume that the state is the list of all commands so far, which are rerun at each turn, and that a turn's command is
-its last fenced block or, if there is none, its whole text. Conversations without ``submit`` earn no reward.
+We assume that the state is the list of all commands so far, which are rerun at each turn. A turn's command is its last
+fenced block or, if there is none, its whole text. Conversations without ``submit`` earn no reward.
 :mod:`verl.recipes.intercode_task` writes a small task.
 """
 
@@ -73,7 +73,7 @@ def command_in(text: str) -> str:
 
 
 Outcome = tuple[str, dict[str, str], dict[str, str]]
-"""Output of the last command, and the hash of each file by path, before the first and after the last command."""
+"""Output of the last command, and the hashes of all files by path before the first and after the last command."""
 
 
 def run(setup: str, commands: list[str]) -> Outcome | None:

@@ -2,9 +2,9 @@
 
     A = (r - mean_group r) / (mean_group r + 1e-6)
 
-For rewards of 1 and 0, a correct response to a prompt with success rate p has A = (1 - p) / p, and a wrong one -1, so
-that hard prompts weigh more than under GRPO. The formula is that of the authors' code. Prompts without a correct
-response teach nothing, and so do, other than in that code, groups of one response.
+For rewards of 1 and 0 and a prompt with success rate p, correct responses have A = (1 - p) / p and wrong responses have
+A = -1, so hard prompts have more weight than in GRPO. The formula follows the authors' code. Prompts without a correct
+response do not contribute to the gradient. Unlike in the code, groups of one response do not contribute either.
 """
 
 from torch import Tensor

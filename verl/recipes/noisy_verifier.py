@@ -1,14 +1,14 @@
 """Corrections for noisy verifiers (arXiv 2510.00915).
 
-The verifier reports the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive)
-and a correct one fails with probability p1 (false negative), where p0 + p1 < 1.
+The verifier reports the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive) and
+a correct response fails with probability p1 (false negative), where p0 + p1 < 1.
 
-Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates, it is an affine function of r, so it has
-no effect on estimators that divide by the group's standard deviation.
+Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates, this reward is an affine function of r,
+so it has no effect on estimators that divide by the group's standard deviation.
 
 Forward: weight the score function of each response by w = p1 if r = 1 and w = p1 - 1 if r = 0. The mean of w is
 p1 (1 - p1) + (p1 - 1) p1 = 0 given r* = 1, and -(1 - p0 - p1) given r* = 0. Since the score function has mean 0, the
-expected gradient is (1 - p0 - p1) times the gradient for r*, for any p0. This assumes that there is no baseline.
+expected gradient is (1 - p0 - p1) times the gradient for r*, for any p0. This requires that there is no baseline.
 
 Appeals: during the run, a second, better verifier rechecks some of the negatives to estimate p1 for the forward
 correction. Since only an outline is public, we assume that all P positives are correct. If u of m rechecked negatives
@@ -57,7 +57,7 @@ def forward(batch: Batch, false_negative: float) -> Tensor:
 
 
 class Appeals(Saving):
-    """Method that estimates p1 for :func:`appealed`, in the column ``false_negative`` [B], and saves the sums."""
+    """Method that fills the column ``false_negative`` [B] with an estimate of p1 for :func:`appealed`."""
 
     saved = ("failed", "passed")
 
@@ -75,7 +75,7 @@ class Appeals(Saving):
             )
         self.verifier, self.share, self.memory = verifier, share, 0.5 ** (1 / half_life)
         self.failed, self.passed = 0.0, 0.0
-        """Decayed numbers of correct responses that the verifier failed (estimated) and passed."""
+        """Decayed counts of correct responses that the verifier failed (estimated) and passed, saved in checkpoints."""
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Update the estimate of p1 and return the rewards unchanged."""
@@ -104,7 +104,7 @@ class Appeals(Saving):
 
 
 def appealed(batch: Batch) -> Tensor:
-    """Return the weights of :func:`forward` for the rate that :class:`Appeals` estimates, [B]."""
+    """Return the weights of :func:`forward` with the rate estimated by :class:`Appeals`, [B]."""
     weights: Tensor = batch.correct.double() - 1 + batch.false_negative
     return weights
 

@@ -19,7 +19,7 @@ def pacs_loss(inputs: LossInputs, beta: float = 1.0, balanced: bool = True) -> t
 
     Args:
         beta: Scale of r, greater than 0; 1 in the paper.
-        balanced: Whether to weight each response by n / (2 n_c), where n_c of the n responses to its prompt share its
+        balanced: Whether to weight each response by n / (2 n_c), where n_c of the prompt's n responses have the same
             label, so that both labels have equal total weight. The weight is 1 if all labels in the group are equal.
     """
     assert inputs.correct is not None, "pacs_loss declares the column"

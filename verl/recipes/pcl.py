@@ -1,6 +1,6 @@
 """PCL (arXiv 2510.01135): a value model trained alongside the policy selects prompts of intermediate difficulty.
 
-From k m candidates, sample the m prompts with the smallest |V - 1/2|, then fit V to their accuracy with one gradient
+From k * m candidates, sample the m prompts with the smallest |V - 1/2|. Then fit V to their accuracy with one gradient
 step on the squared error. We assume that V is a logistic regression on ``num_features`` hashed tokens and token pairs,
 which is cheaper but less accurate than the paper's language model.
 """
@@ -29,7 +29,7 @@ class PromptCurriculum(Saving):
         """Weights of V, [num_features + 1]; the last entry is the bias."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the prompts whose V is closest to the target; ties are broken in favor of earlier ones."""
+        """Choose the prompts whose V is closest to the target; ties are broken in favor of earlier candidates."""
         return sorted(candidates, key=lambda record: abs(self.value(record) - self.target))[: self.num_prompts]
 
     def after_step(self, outcome: StepOutcome) -> None:

@@ -8,7 +8,7 @@ before that, its weight among K objectives, which is 1 on average, is
 where c is small if the loss falls and i is large if it varies. To replay general data, add its files to
 ``data.train_files``. We assume that each data source is an objective, that its loss in a step is 1 minus the mean
 correctness of its responses, and that its weight multiplies their GRPO advantages. W is 10, and ``EPS`` is added to the
-means. Objectives with fewer than 2 W steps have weight 1; objectives that no longer occur still count in the softmax.
+means. Objectives with fewer than 2 W steps have weight 1; objectives that no longer occur stay in the softmax.
 """
 
 import statistics
@@ -32,7 +32,7 @@ def weighted_grpo(batch: Batch) -> Tensor:
 
 
 class Reweighted(Saving):
-    """Method that weights data sources for :func:`weighted_grpo`; checkpoints contain the last 2 W losses of each."""
+    """Method that weights data sources for :func:`weighted_grpo`; checkpoints contain each source's last 2 W losses."""
 
     saved = ("losses",)
 
@@ -62,7 +62,7 @@ class Reweighted(Saving):
         return dict.fromkeys(self.losses, 1.0) | dict(zip(ready, weights.tolist(), strict=True))
 
     def _priority(self, losses: Sequence[float]) -> float:
-        """Return c + i for a data source, given its last 2 W losses."""
+        """Return c + i of eq. 1 for a data source, given its last 2 W losses."""
         before, latest = losses[: self.window], losses[self.window :]
         mean_before, mean = statistics.fmean(before) + EPS, statistics.fmean(latest) + EPS
         return mean / mean_before + statistics.pstdev(latest) / (mean + mean_before)

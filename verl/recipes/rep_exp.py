@@ -1,15 +1,15 @@
-"""RepExp (arXiv 2510.11686): a bonus for responses whose mean hidden state differs from those of their group.
+"""RepExp (arXiv 2510.11686): a bonus for responses whose mean hidden state differs from the rest of the group.
 
     h_i = P (s_i - mean_group s),    bonus_i = h_i^T (lambda I + sum_group h_j h_j^T)^-1 h_i,    r + beta bonus
 
-s_i is the mean over a response's tokens of the last layer's state, of D dimensions. P is a sparse random projection to
-``dim`` dimensions, drawn again in each step: an entry is 0 with probability 1 - 1 / sqrt D, and otherwise sqrt(sqrt D /
-dim) with a random sign. Groups without a correct response get no bonus. The authors' recipe in veRL trains with this
-form (``reward_type=leverage``), lambda = 0.01, beta = 0.01, and dim = 32 for MATH and GSM8K.
+s_i is the D-dimensional hidden state of the last layer, averaged over the response's tokens. P is a sparse random
+projection to ``dim`` dimensions, redrawn in each step. An entry is 0 with probability 1 - 1 / sqrt D, and otherwise
+sqrt(sqrt D / dim) with a random sign. Groups without a correct response get no bonus. The authors' recipe in veRL uses
+this form (``reward_type=leverage``) with lambda = 0.01, beta = 0.01, and dim = 32 for MATH and GSM8K.
 
-There, states are those of the frozen initial model at the positions of the response's tokens; here, they are the
-policy's, from which the tokens were sampled (``mean_states``, the last of ``calculator.layers``). A response whose
-state is not finite gets no bonus.
+The authors use the states of the frozen initial model at the positions of the response's tokens. This recipe uses the
+policy's states from which the tokens were sampled (``mean_states``, the last of ``calculator.layers``). A response
+whose state is not finite gets no bonus.
 """
 
 import numpy as np
@@ -44,7 +44,7 @@ class RepExp(Method):
 
 
 def sparse_projection(width: int, dim: int, seed: list[int]) -> Tensor:
-    """Return a sparse random matrix, [dim, width] float64, as scikit-learn's ``SparseRandomProjection`` draws it."""
+    """Return a sparse random matrix, [dim, width] float64, drawn like scikit-learn's ``SparseRandomProjection``."""
     generator, scale = np.random.default_rng(seed), width**0.5
     kept = generator.random((dim, width)) < 1 / scale
     signs = generator.choice((-1.0, 1.0), (dim, width))
@@ -52,7 +52,7 @@ def sparse_projection(width: int, dim: int, seed: list[int]) -> Tensor:
 
 
 def leverages(states: Tensor, lam: float) -> Tensor:
-    """Return h_i^T (lam I + sum_j h_j h_j^T)^-1 h_i, [n], of the n rows of ``states [n, dim]`` after centring."""
+    """Return h_i^T (lam I + sum_j h_j h_j^T)^-1 h_i, [n], where h_i are the centred rows of ``states [n, dim]``."""
     centred = states - states.mean(dim=0)
     covariance = lam * torch.eye(states.shape[1], dtype=states.dtype) + centred.T @ centred
     found: Tensor = (centred * torch.linalg.solve(covariance, centred.T).T).sum(dim=1)

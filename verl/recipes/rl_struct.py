@@ -22,13 +22,13 @@ DATA_SOURCE = "json_task"
 WEIGHTS = {"validity": 0.2, "format": 0.1, "structure": 0.2, "content": 0.5}
 
 MAX_LENGTH = 10_000
-"""Maximum length of a response in characters; longer responses have no object."""
+"""Maximum length of a response in characters; longer responses are not parsed."""
 
 TAGS = ("black", "blue", "green", "red", "white")
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """Score a response for ``reward_score.custom_functions``; it counts as correct if every layer is correct."""
+    """Score a response for ``reward_score.custom_functions``; it is correct if every layer is correct."""
     text = solution_str if len(solution_str) <= MAX_LENGTH else ""
     whole = parsed(text)
     answer = parsed(text[text.find("{") : text.rfind("}") + 1]) if whole is None else whole
@@ -55,7 +55,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 
 def kinds(value: Mapping[str, Any]) -> dict[str, tuple[type, set[type]]]:
-    """Return the type of each field, and the types of the elements of lists."""
+    """Return the type of each field, and the element types of fields that are lists."""
     return {
         name: (type(entry), {type(element) for element in entry} if isinstance(entry, list) else set())
         for name, entry in value.items()

@@ -1,9 +1,9 @@
-"""RoRecomp (arXiv 2509.25958): learn from short correct and long incorrect responses first, and from the rest later.
+"""RoRecomp (arXiv 2509.25958): learn from short correct and long incorrect responses first, and from others later.
 
 Only the abstract was available, so the details are assumed. From each group, the priority batch contains the correct
-responses no longer than their median length and the incorrect responses no shorter than theirs. The other responses are
-buffered; every ``period`` steps, the oldest buffered groups are added to the batch as a compensation batch. Advantages
-always use whole groups.
+responses of at most their median length and the incorrect responses of at least their median length. The other
+responses are buffered. Every ``period`` steps, the oldest buffered groups are added to the batch as a compensation
+batch. Advantages always use whole groups.
 """
 
 import torch
@@ -15,7 +15,7 @@ from verl.recipes.common import Saving
 
 
 class ShortFirst(Saving):
-    """Method that recomposes batches and buffers whole groups, in which ``learned`` marks responses yet to be used."""
+    """Method that recomposes batches and buffers whole groups, in which ``learned`` marks responses not used yet."""
 
     saved = ("buffer",)
 

@@ -30,7 +30,7 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
 
 
 def next_sampled(values: Tensor, mask: Tensor) -> Tensor:
-    """Return, for each position, ``values`` at the next token in ``mask`` [B, R] bool, or 0 if there is none: [B, R].
+    """Return the ``values`` [B, R] at the next token in ``mask`` [B, R] bool after each position, or 0 after the last.
 
     This skips the environment's tokens between the turns of a conversation.
     """

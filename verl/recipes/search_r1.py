@@ -3,7 +3,7 @@
 As in the authors' code, the environment responds to the first ``<search>query</search>`` in a turn with the three best
 documents in an ``<information>`` tag. The first ``<answer>`` ends the conversation, with a reward of 1 if it is correct
 and 0 otherwise. Answers are compared ignoring case, punctuation, articles and extra spaces. If a turn contains neither
-tag, the environment replies with a usage hint. We assume that the corpus is ``extra_info["documents"]``, as in HotpotQA
+tag, the environment replies with instructions. We assume that the corpus is ``extra_info["documents"]``, as in HotpotQA
 with distractors, ranked by BM25 with k1 = 0.9 and b = 0.4. Documents that share no word with the query are ignored.
 
 ``python -m verl.recipes.search_r1 FOLDER`` writes a small two-hop task.
@@ -54,7 +54,7 @@ def action_in(text: str) -> tuple[str, str]:
 
 
 def best(query: str, documents: list[str]) -> list[str]:
-    """Return the ``TOP`` documents with the highest positive BM25 scores; ties are broken in favor of earlier ones.
+    """Return the ``TOP`` documents with the highest positive BM25 scores; ties are broken by document order.
 
     A query word with f occurrences in a document of l words (m on average) that appears in d of N documents adds
     ln(1 + (N - d + 0.5) / (d + 0.5)) f / (f + K1 (1 - B + B l / m)).

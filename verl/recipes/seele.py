@@ -43,13 +43,13 @@ class Sweet(Method):
         """Fractions of the solution shown for each prompt, one per round."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose as many prompts as fit into a batch with all their rounds."""
+        """Choose as many prompts as fit into a batch when sampled in all rounds."""
         chosen = candidates[: max(1, self.num_prompts // self.rounds)]
         self.sampled, self.shares = [], [[0.0] for _ in chosen]
         return chosen
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return every prompt with its next hint, or no prompts after the last round."""
+        """Return all prompts with their next hints, or no prompts after the last round."""
         self.sampled.append(batch.columns(*batch.names))  # the trainer adds columns to the last batch
         if round >= self.rounds:
             return {}

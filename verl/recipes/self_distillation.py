@@ -1,12 +1,12 @@
-"""Prompts with which a policy teaches itself: what it would say if it knew more becomes what it says.
+"""Teacher prompts for self-distillation, in which the policy with additional context is its own teacher.
 
-SDPO (arXiv 2601.20802): with x the question, y a sampled response, and f feedback on it,
+SDPO (arXiv 2601.20802) minimises this loss, where x is the question, y a sampled response, and f feedback on y:
 
     L = sum over t of KL(p(. | x, y_<t) || stopgrad p(. | x, f, y_<t))
 
-where f is a correct response from the same group, a text from the verifier, or both. Both sides are the same model, so
-``teacher.model.path=policy`` and ``teacher.loss=reverse_kl``. The teacher may be regularised as a moving average of the
-policy (``teacher.update_rate``). The wording of the prompts is our own.
+The feedback f is a correct response from the same group, text from the verifier, or both. Policy and teacher are the
+same model, so set ``teacher.model.path=policy`` and ``teacher.loss=reverse_kl``. The teacher may be regularised as a
+moving average of the policy (``teacher.update_rate``). The wording of the prompts is our own.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.verifiers.verdict import Verdict
 
 FEEDBACK = "feedback"
-"""Key of a reward function's dictionary, with text about the response for its next attempt."""
+"""Key of the textual feedback on a response in the dictionary that a reward function returns."""
 
 
 def with_feedback(
@@ -24,8 +24,8 @@ def with_feedback(
 ) -> list[dict[str, Any]] | None:
     """Return SDPO's prompt: the question, a correct response if there is one, and the verifier's feedback.
 
-    Returns None, so that nothing is learned from the response, if it is correct already or there is nothing to tell. Of
-    several correct responses the one with the highest score is shown.
+    Returns None if the response is already correct, or if there is neither a correct response nor feedback; the teacher
+    then gives no signal. If several responses are correct, the one with the highest score is shown.
     """
     if verdict.correct:
         return None

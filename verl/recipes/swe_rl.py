@@ -44,7 +44,7 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
 
 
 def blocks_of(response: str) -> list[tuple[str, str, str]]:
-    """Return the path, search text and replacement of each block. Raises ``ValueError`` if the format is wrong."""
+    """Return the path, search text and replacement of each block. Raises ``ValueError`` if the format is invalid."""
     tags = ("<think>", "</think>", "<solution>", "</solution>")
     if any(response.count(tag) != 1 for tag in tags):
         raise ValueError("a tag is missing or duplicate")

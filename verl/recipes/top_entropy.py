@@ -9,7 +9,7 @@ from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
 
 
 def top_entropy_weights(mini_batch: LossInputs, ratio: float = 0.2, **_: float) -> dict[str, Tensor]:
-    """Return ``weight`` [B, R]: N / K for the K highest-entropy tokens among the mini-batch's N, and 0 for the others.
+    """Return ``weight`` [B, R]: N / K for the K highest-entropy tokens of the mini-batch's N tokens, and 0 otherwise.
 
     K is ceil(ratio N), or more if there are ties at the threshold. The mean of the weighted losses over all N tokens
     equals the mean of the losses over the K tokens.

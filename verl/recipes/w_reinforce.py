@@ -1,11 +1,11 @@
 """PSR, NSR and W-REINFORCE (arXiv 2506.01347): weight positive and negative samples separately.
 
 With rewards of +1 for correct and -1 for wrong responses, the policy gradient is the sum of a part that reinforces
-correct responses (PSR) and a part that suppresses wrong ones (NSR). W-REINFORCE reweights the first part:
+correct responses (PSR) and a part that suppresses wrong responses (NSR). W-REINFORCE reweights the first part:
 
     A = lambda if the response is correct, else -1        (lambda = 0.1 in the paper; lambda = 0 is NSR)
 
-There is no baseline. Responses with an advantage of 0 still count in the loss's mean over tokens.
+There is no baseline. Responses with an advantage of 0 are still included in the loss's mean over tokens.
 """
 
 import torch

@@ -28,7 +28,7 @@ FLOAT_TOLERANCE = 1e-6
 """Relative and absolute tolerance for numbers whose expected output contains a decimal point."""
 
 REASONS = {"timeout": "timeout", "memory": "memory"}
-"""Reason in the verdict on a failed program, by how the program ended; it is ``different`` for all other endings."""
+"""Maps how a failed program ended to the reason in the verdict, which is ``different`` for all other endings."""
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*+([\w+.-]*+)[^\n]*+\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "py", "python3")
@@ -50,7 +50,7 @@ class Tests(NamedTuple):
 def verify_code(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify the program in the last fenced block of a response; if ``quick``, return None instead of running it.
+    """Verify the program in a response's last fenced block. If ``quick`` is set, return None instead of running it.
 
     In the verdict, ``boxed`` states whether there is a block, and ``share`` is the fraction of tests that pass. Testing
     stops when the program exceeds its time or memory limit. ``extra_info`` is unused.
@@ -330,11 +330,11 @@ def _lines(value: Any) -> str:
 
 
 def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[str, list[str]]:
-    """Parse a test with assertions and return its source and the names it uses that the program must define.
+    """Parse a test with assertions and return its source and the names that the program must define.
 
-    These are the names that the tests use but neither they nor Python define. If there are none, these are the
-    functions that the test calls. Names that the test defines are added to ``known``. ``entry_point`` is passed to
-    HumanEval's ``check``.
+    These names are used in the test but are neither built in nor defined by this test or an earlier test. If there are
+    no such names, the functions that the test calls are returned. Names that the test defines are added to ``known``.
+    ``entry_point`` is passed to HumanEval's ``check``.
     """
     try:
         tree = ast.parse(source)

@@ -1,95 +1,54 @@
-"""Weighted sums of custom reward functions, such as ``accuracy.py:score+0.2*style.py:short``."""
+"""Weighted sums of reward functions, such as ``accuracy.py:score+0.2*style.py:short``."""
 
-import asyncio
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-REQUIRED = inspect.Parameter.empty
+from verl.verifiers.verdict import Verdict
 
 CORRECT_KEYS = ("correctness", "acc")
 """Keys that mark a response as correct, in order of precedence; the first is from the paper's release."""
 
+INAPPLICABLE = Verdict(False, False, "inapplicable")
+"""Verdict of a function that returned None, because it does not apply to the response."""
 
-class NoFunctionApplies(ValueError):
-    """Raised if every function of a sum returns None, which means that it does not apply to the response."""
 
+def add_verdicts(parts: Sequence[tuple[float, str]], verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict of a sum, whose parts have these weights and import paths, empty for the rest of a sum.
 
-def weighted_sum(
-    parts: Sequence[tuple[float, str, Callable[..., Any]]],
-    shared: Sequence[str],
-    read: Callable[[Any], tuple[float, bool, dict[str, Any]]],
-) -> Callable[..., Any]:
-    """Return a function that calls all functions and returns the weighted sum of their scores.
-
-    A function that returns None does not apply, and adds nothing; other weights stay as they are. The result has the
-    score of each function under its name, and their extra values. The response is correct if the first function with
-    ``acc`` says so or, without one, if the first that applies gives a score above 0. Coroutines wait together.
-
-    Args:
-        parts: Weight, import path and function of each summand.
-        shared: Names of the arguments that every function is given; others are given to functions with a parameter of
-            that name.
-        read: Function that returns the score, correctness and extra values of a result.
+    A function that does not apply adds nothing; other weights stay as they are. The result has the score of each
+    function under its name, and their extra values. The response is correct if the first verifier, or function with
+    ``acc``, says so or, without one, if the first that applies gives a score above 0. If none applies, the result is
+    ``INAPPLICABLE``.
     """
-    names, functions = _names([path for _, path, _ in parts]), [function for _, _, function in parts]
-    needs = [named_parameters(function) for function in functions]
-    wanted = [{*parameters, *shared} for parameters in needs]
-
-    def call(place: int, arguments: Mapping[str, Any]) -> Any:
-        given = {name: value for name, value in arguments.items() if name in wanted[place]}
-        return functions[place](**given)
-
-    def joined(results: Sequence[Any]) -> dict[str, Any]:
-        score, scores, extras = 0.0, dict[str, float](), dict[str, Any]()
-        correct: tuple[bool, bool] | None = None  # whether a function says so by a key, and what it says
-        for (weight, path, _), name, result in zip(parts, names, results, strict=True):
-            if result is None:
-                continue
-            try:
-                value, is_correct, more = read(result)
-            except ValueError as error:
-                raise type(error)(f"{path}: {error}") from None
-            score, scores[name] = score + weight * value, value
-            says_so = isinstance(result, Mapping) and any(result.get(key) is not None for key in CORRECT_KEYS)
-            if correct is None or (says_so and not correct[0]):
-                correct = (says_so, is_correct)
-            extras = more | extras
-        if correct is None:
-            raise NoFunctionApplies(f"None from all of {', '.join(names)}; one of them must apply to every response")
-        # Scores first, since few and short values are kept of a response.
-        kept = scores | {key: value for key, value in extras.items() if key not in scores}
-        return kept | {"score": score, "acc": correct[1]}
-
-    def combined(**arguments: Any) -> dict[str, Any]:
-        results = (call(place, arguments) for place in range(len(parts)))
-        # A decorated coroutine function does not look like one.
-        return joined([asyncio.run(result) if inspect.iscoroutine(result) else result for result in results])
-
-    async def awaited(**arguments: Any) -> dict[str, Any]:
-        async def one(place: int) -> Any:
-            result = call(place, arguments)
-            return await result if inspect.isawaitable(result) else result
-
-        return joined(await asyncio.gather(*map(one, range(len(parts)))))
-
-    function: Any = awaited if any(map(inspect.iscoroutinefunction, functions)) else combined
-    further = dict.fromkeys(name for parameters in needs for name in parameters if name not in shared)
-    needed = {name for parameters in needs for name, is_needed in parameters.items() if is_needed}
-    kinds = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=REQUIRED if name in needed else None)
-        for name in [*shared, *further]
-    ]
-    function.__signature__ = inspect.Signature(kinds)
-    return function  # type: ignore[no-any-return]
+    score, scores, extras, deciding = 0.0, dict[str, float](), dict[str, Any](), INAPPLICABLE
+    for (weight, _), name, verdict in zip(parts, summand_names(parts), verdicts, strict=True):
+        if verdict.reason == INAPPLICABLE.reason:
+            continue
+        assert verdict.score is not None
+        score += weight * verdict.score
+        scores |= {name: verdict.score} if name else {}
+        if deciding is INAPPLICABLE or (_states(verdict) and not _states(deciding)):
+            deciding = verdict
+        extras = {**verdict.extras} | extras
+    if deciding is INAPPLICABLE:
+        return INAPPLICABLE
+    # Scores first, since few and short values are kept of a response.
+    return replace(deciding, score=score, extras=scores | {k: v for k, v in extras.items() if k not in scores})
 
 
-def _names(paths: Sequence[str]) -> list[str]:
+def _states(verdict: Verdict) -> bool:
+    """Return whether a verifier, or a function by a key of its own, says if the response is correct."""
+    return verdict.stated or verdict.reason != "custom"
+
+
+def summand_names(parts: Sequence[tuple[float, str]]) -> list[str]:
     """Return a name for each function: its own or, if that is a key of results or not the only one, with its module's.
 
-    Names that are still the same are numbered.
+    Names that are still equal are numbered.
     """
+    paths = [path for _, path in parts]
     own = [path.rpartition(":")[2] for path in paths]
     modules = [PurePath(path.rpartition(":")[0].removesuffix(".py")).name for path in paths]
     names = [
@@ -97,9 +56,3 @@ def _names(paths: Sequence[str]) -> list[str]:
         for name, module in zip(own, modules, strict=True)
     ]
     return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
-
-
-def named_parameters(function: Callable[..., Any]) -> dict[str, bool]:
-    """Return the parameters that can be given by name, in order, and whether they have no default."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default is REQUIRED for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -2,9 +2,9 @@
 
 A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)`` and is called with these
 keyword arguments and ``reward_score.custom_kwargs``. Further parameters receive the entries of ``extra_info``, or the
-columns of the data, that have their names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
-and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of
-the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
+data columns, with the same names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``, and extra
+values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of the response
+and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ import re
 import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.config.rewards import summands
-from verl.rewards.combined import CORRECT_KEYS, named_parameters, weighted_sum
+from verl.config.rewards import is_sum, summands
+from verl.rewards.combined import CORRECT_KEYS, INAPPLICABLE, add_verdicts, summand_names
 from verl.utils.user_code import load_code, raised
 from verl.verifiers.answers import after_thinking, extract_boxed
 from verl.verifiers.verdict import Verdict
@@ -30,7 +31,8 @@ TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")
 FIELD = "reward_score.custom_functions"
 
 CUSTOM_KWARGS: dict[str, Any] = {}
-"""Keyword arguments for all functions (``reward_score.custom_kwargs``), set by ``use_custom_functions``."""
+"""Keyword arguments for all functions (``reward_score.custom_kwargs``), set by ``use_custom_functions``. An entry under
+the path of a function has the arguments of this function instead."""
 
 MAX_EXTRAS = 32
 """Maximum number of keys per response; additional keys are dropped."""
@@ -59,16 +61,24 @@ class MissingColumns(ConfigError):
     """Error for a custom function with a parameter that has no default and no column."""
 
 
+def keywords_of(path: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keyword arguments in ``kwargs``, which is like ``CUSTOM_KWARGS``, for the function ``path``."""
+    own: Mapping[str, Any] | None = kwargs.get(path)
+    return {name: value for name, value in kwargs.items() if ":" not in name} if own is None else own
+
+
+def check_function(path: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if a function, or one of a sum, cannot be loaded or does not accept its arguments."""
+    for _, part in summands(path):
+        load_function(part, tuple(keywords_of(part, kwargs)))
+
+
 @cache
 def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Load a function from its path, ``module:function`` or ``file.py:function``, or the weighted sum of several.
+    """Load a function from its path, ``module:function`` or ``file.py:function``.
 
-    Raises ``ConfigError`` if one cannot be imported or does not accept veRL's four arguments and ``keywords``.
+    Raises ``ConfigError`` if it cannot be imported or does not accept veRL's four arguments and ``keywords``.
     """
-    parts = summands(path)
-    if parts != [(1.0, path)]:
-        loaded = [(weight, part, load_function(part, keywords)) for weight, part in parts]
-        return weighted_sum(loaded, [*ARGUMENTS, *keywords], _read_result)
     function: Callable[..., Any] = load_code(path, FIELD)
     try:
         inspect.signature(function).bind_partial(**dict.fromkeys([*ARGUMENTS, *keywords]))
@@ -80,53 +90,69 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
 
 @cache
 def further_parameters(path: str) -> tuple[str, ...]:
-    """Return the names of a function's parameters in addition to ``ARGUMENTS``, in order."""
-    return tuple(name for name in named_parameters(load_function(path)) if name not in ARGUMENTS)
+    """Return the names of the parameters of a function, or of a sum, in addition to ``ARGUMENTS``, in order."""
+    named = dict.fromkeys(name for _, part in summands(path) for name in _parameters(part))
+    return tuple(name for name in named if name not in ARGUMENTS)
 
 
 @cache
-def needed_parameters(path: str) -> tuple[str, ...]:
-    """Return those of ``further_parameters`` that have no default."""
-    return tuple(name for name in further_parameters(path) if named_parameters(load_function(path))[name])
+def _parameters(path: str) -> dict[str, bool]:
+    """Return the parameters that can be given by name, in order, and whether they have no default."""
+    parameters = inspect.signature(load_function(path)).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in kinds}
 
 
-def custom_verdict(path: str, *arguments: Any) -> Verdict:
-    """Return the verdict of the custom function ``path``, called with ``ARGUMENTS``.
+def custom_verdict(path: str, *arguments: Any, is_part: bool = False) -> Verdict:
+    """Return the verdict of the custom function ``path``, or of a sum of several, called with ``ARGUMENTS``.
 
     The function receives the whole response, including thoughts, and the ground truth from the data file. A coroutine
-    is run to its end.
+    is run to its end. A function that ``is_part`` of a sum may return None, which gives ``INAPPLICABLE``.
 
-    If the function fails, raises a one-line ``CustomFunctionError`` that names the function, data source, error and its
+    If the function fails, raises a one-line ``CustomFunctionError`` with the function, data source, error and its
     location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.
     """
+    if is_sum(path):
+        parts = summands(path)
+        total = add_verdicts(parts, [custom_verdict(part, *arguments, is_part=True) for _, part in parts])
+        if total.reason == INAPPLICABLE.reason:
+            raise none_applies(arguments[0], parts)
+        return replace(total, extras=plain_extras(total.extras, ()))
     with _named(path, arguments):
         result = _called(path, arguments)
+        # A decorated coroutine function does not look like one.
         result = asyncio.run(result) if inspect.iscoroutine(result) else result
-    return _read_verdict(path, arguments, result)
+    return verdict_of(path, arguments, result, is_part)
 
 
-async def awaited_verdict(path: str, *arguments: Any) -> Verdict:
+async def awaited_verdict(path: str, *arguments: Any, is_part: bool = False) -> Verdict:
     """Return the verdict of a custom function that is a coroutine; see :func:`custom_verdict`."""
     with _named(path, arguments):
         result = await _called(path, arguments)
-    return _read_verdict(path, arguments, result)
+    return verdict_of(path, arguments, result, is_part)
+
+
+def none_applies(data_source: str, parts: Sequence[tuple[float, str]]) -> CustomFunctionError:
+    """Return the error to raise if no function of a sum applies to a response."""
+    none = f"None from all of {', '.join(summand_names(parts))}; one of them must apply to every response"
+    return CustomFunctionError(f"{FIELD} of data_source={data_source!r} returned {none}")
 
 
 def is_async(path: str) -> bool:
-    """Return whether the custom function ``path`` is a coroutine function."""
-    return inspect.iscoroutinefunction(load_function(path))
+    """Return whether the custom function ``path``, or one of a sum, is a coroutine function."""
+    return any(inspect.iscoroutinefunction(load_function(part)) for _, part in summands(path))
 
 
 def _called(path: str, arguments: Sequence[Any]) -> Any:
-    info = arguments[3] or {}
-    further = {name: info[name] for name in further_parameters(path) if name in info} | CUSTOM_KWARGS
-    if missing := [name for name in needed_parameters(path) if name not in further]:
+    info, keywords, parameters = arguments[3] or {}, keywords_of(path, CUSTOM_KWARGS), _parameters(path)
+    further = {name: info[name] for name in further_parameters(path) if name in info} | {**keywords}
+    if missing := [name for name in further_parameters(path) if parameters[name] and name not in further]:
         trl = " (as in TRL; here a function scores one response, solution_str)" if {*missing} & {*TRL_ARGUMENTS} else ""
         raise MissingColumns(
             f"takes {', '.join(missing)}{trl}, but besides {', '.join(ARGUMENTS)} the record has "
             f"{', '.join(map(str, info)) or 'no column'}{_location(load_function(path))}"
         )
-    return load_function(path, tuple(CUSTOM_KWARGS))(**dict(zip(ARGUMENTS, arguments, strict=True)), **further)
+    return load_function(path, tuple(keywords))(**dict(zip(ARGUMENTS, arguments, strict=True)), **further)
 
 
 @contextmanager
@@ -145,12 +171,16 @@ def _named(path: str, arguments: Sequence[Any], what: str = "") -> Iterator[None
         raise CustomFunctionError(f"{where} {what}{raised(error)}") from error
 
 
-def _read_verdict(path: str, arguments: Sequence[Any], result: Any) -> Verdict:
+def verdict_of(path: str, arguments: Sequence[Any], result: Any, is_part: bool) -> Verdict:
+    """Return the verdict that the ``result`` of the function ``path`` means; see :func:`custom_verdict`."""
+    if result is None and is_part:
+        return INAPPLICABLE
     kept = f"returned a value that cannot be kept{_location(load_function(path))}: reading it "
     with _named(path, arguments, kept):
         score, correct, extras = _read_result(result)
+        stated = isinstance(result, Mapping) and any(result.get(key) is not None for key in CORRECT_KEYS)
     boxed = extract_boxed(after_thinking(arguments[1])) is not None
-    return Verdict(correct, boxed, "custom", score=score, extras=extras)
+    return Verdict(correct, boxed, "custom", score=score, extras=extras, stated=stated)
 
 
 def _location(function: Callable[..., Any]) -> str:
@@ -183,7 +213,7 @@ def _number(value: Any, what: str, expected: str = "a finite number or a bool") 
 
 
 def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[str, Any]:
-    """Return the entries of ``returned`` except ``ignored``, as JSON values within this module's limits.
+    """Return the entries of ``returned``, except for ``ignored``, as JSON values within the limits of this module.
 
     In keys, characters other than letters, digits, ``_``, ``.`` and ``-`` become ``_``. If keys collide, the first one
     is kept. Integers that do not fit in 64 bits become floats, so that they can be stored in a table column.
@@ -220,10 +250,10 @@ PARTIAL = {
 
 
 def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
-    """Return a note if most responses get a part of the score and all of these count as right.
+    """Return a note if most scores are between 0 and 1 and all of these responses count as correct.
 
-    So it is where a custom function or an environment returns a share, such as the 0.01 that some tasks give any text,
-    without ``acc``. The result is empty otherwise.
+    This happens if a function returns a partial score without ``acc``, such as the 0.01 that some tasks give any
+    response, or an environment a partial reward. The result is empty otherwise.
     """
     for reason, end in PARTIAL.items():
         alike = [verdict for verdict in verdicts if verdict.reason == reason]

@@ -7,13 +7,16 @@ or numbers. Answers that need algebra are then verified in separate messages, ea
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from verl.config.checks import require
-from verl.config.rewards import RewardScoreConfig
-from verl.rewards.custom import CustomFunctionError, is_async, load_function
-from verl.rewards.registry import ZERO_IF_FAILED, Job, compute_score, find_scorer, use_custom_functions
+from verl.config.judge import JUDGE
+from verl.config.rewards import VERIFIER, RewardScoreConfig, is_sum, summands
+from verl.rewards.combined import INAPPLICABLE, add_verdicts
+from verl.rewards.custom import CustomFunctionError, check_function, is_async, none_applies, plain_extras
+from verl.rewards.registry import ZERO_IF_FAILED, Job, Scorer, compute_score, find_scorer, use_custom_functions
 from verl.rewards.score import with_score
 from verl.rewards.services import MAX_CALLS, Message, answer, message_limit_s
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
@@ -24,7 +27,7 @@ from verl.verifiers.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 ANSWERS = "reward_answers.sqlite"
-"""File in a run's folder that holds the answers of custom functions that wait for services."""
+"""File in a run's folder that stores the answers of custom functions that wait for services."""
 
 CHUNK_SIZE = 32
 """Number of responses per message in the quick pass."""
@@ -57,18 +60,20 @@ class VerifierPool(KillablePool):
 
         Args:
             busy_cores: Number of cores that other processes use on this machine.
-            folder: Folder for the answers of coroutines (``async_functions.cache``), or None to remember none.
+            folder: Folder for the answers of coroutines (``async_functions.cache``), or None to cache none.
         """
         self.config = config
         self._custom = config.paths_of_custom_functions()
         for path in self._custom.values():
-            load_function(path, tuple(config.custom_kwargs))
+            check_function(path, config.function_kwargs)
         self._warned = False
         options = config.async_functions
         self._cache = folder / ANSWERS if folder is not None and options.cache else None
         self._services: KillablePool | None = None
         """Process that waits for services, or None if no custom function is a coroutine."""
-        if any(map(is_async, self._custom.values())):
+        # A model in the run judges in its engine.
+        paths = {part for path in self._custom.values() for _, part in summands(path)}
+        if any(map(is_async, paths - {JUDGE} if config.judge.model.path else paths)):
             self._services = KillablePool(
                 "reward service process",
                 "reward_score",
@@ -77,7 +82,7 @@ class VerifierPool(KillablePool):
                 config.memory_limit_mb,
                 _prepare_verifiers,
                 self._custom,
-                config.custom_kwargs,
+                config.function_kwargs,
                 users_code=True,
             )
         super().__init__(
@@ -88,7 +93,7 @@ class VerifierPool(KillablePool):
             config.memory_limit_mb,
             _prepare_verifiers,
             self._custom,
-            config.custom_kwargs,
+            config.function_kwargs,
             users_code=bool(self._custom),
         )
 
@@ -140,18 +145,21 @@ class VerifierPool(KillablePool):
         require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
         self.check_open()
         scorers = {source: find_scorer(source, self._custom) for source in set(data_sources)}
+        parts = {source: self._scored_apart(scorer) for source, scorer in scorers.items()}
         jobs = []
         for source, solution, truth, info, thinks, in_hashes in zip(
             data_sources, solutions, ground_truths, infos, opened, hashes, strict=True
         ):
-            text = THINK + solution if thinks and not scorers[source].is_custom else solution
-            jobs.append(Job(scorers[source], source, text, truth, info, in_hashes))
+            whole, summed = scorers[source], parts[source]
+            for scorer in [whole] if summed is None else [whole.part(path, source) for _, path in summed]:
+                text = THINK + solution if thinks and not scorer.is_custom else solution
+                jobs.append(Job(scorer, source, text, truth, info, in_hashes, is_part=summed is not None))
         # Check each value once, because responses to the same prompt share them.
         for job in {(id(job.ground_truth), id(job.extra_info)): job for job in jobs}.values():
             require_shallow(job.ground_truth, "ground_truth")
             require_shallow(job.extra_info, "extra_info")
             job.scorer.accepted(job.ground_truth)
-        return self.submit(self._score, jobs)
+        return self.submit(self._score, jobs, [parts[source] for source in data_sources])
 
     def close(self) -> None:
         """Stop all processes, even in the middle of a batch."""
@@ -159,7 +167,28 @@ class VerifierPool(KillablePool):
         if self._services is not None:
             self._services.close()
 
-    def _score(self, jobs: list[Job]) -> list[Verdict]:
+    def submit_judgements(self, jobs: Sequence[Job]) -> PendingVerdicts:
+        """Start asking the judge at ``reward_score.judge.base_url`` what :meth:`submit_batch` left out."""
+        self.check_open()
+        return self.submit(self._ask_services, list(jobs))
+
+    def _score(self, jobs: list[Job], parts: list[list[tuple[float, str]] | None]) -> list[Verdict]:
+        """Return a verdict per response, of the next job or of a sum of as many as ``parts`` has for the response."""
+        verdicts = self._score_jobs(jobs)
+        totals, end = list[Verdict](), 0
+        for summed in parts:
+            start, end = end, end + (1 if summed is None else len(summed))
+            failed = [v for v, job in zip(verdicts[start:end], jobs[start:end], strict=True) if _has_failed(v, job)]
+            if failed or summed is None:
+                totals.append((failed or verdicts[start:end])[0])
+                continue
+            total = add_verdicts(summed, verdicts[start:end])
+            if total.reason == INAPPLICABLE.reason and not self.config.judge.waits:
+                total = self.failure(none_applies(jobs[start].data_source, summed), jobs[start])
+            totals.append(replace(total, extras=plain_extras(total.extras, ())))
+        return totals
+
+    def _score_jobs(self, jobs: list[Job]) -> list[Verdict]:
         """Return the verdicts on ``jobs``, computing synchronous ones first and then awaiting coroutines."""
         waiting = [index for index, job in enumerate(jobs) if job.scorer.is_custom and is_async(job.scorer.path)]
         if not waiting:
@@ -169,9 +198,23 @@ class VerifierPool(KillablePool):
         verdicts |= zip(waiting, self._ask_services([jobs[index] for index in waiting]), strict=True)
         return [verdicts[index] for index in range(len(jobs))]
 
+    def _scored_apart(self, scorer: Scorer) -> list[tuple[float, str]] | None:
+        """Return the weights and paths of a sum whose functions do not run in one process, or None for one that does.
+
+        A coroutine waits in the event loop, which other functions would hold up, and verifiers have a quick pass. A
+        judge that waits for sampling or for the group is left out; its verdict is added later.
+        """
+        if not (scorer.is_custom and is_sum(scorer.path)):
+            return None
+        parts = summands(scorer.path)
+        paths = [path for _, path in parts]
+        if self.config.judge.waits and JUDGE in paths:
+            return [(weight, path) for weight, path in parts if path != JUDGE]
+        return parts if VERIFIER in paths or is_async(scorer.path) else None
+
     def _ask_services(self, jobs: list[Job]) -> list[Verdict]:
         assert self._services is not None, "a coroutine is among the custom functions"
-        questions = [(job.scorer.path, *job[1:5]) for job in jobs]
+        questions = [(job.scorer.path, *job[1:5], job.is_part) for job in jobs]
         parts = [questions[i : i + MAX_CALLS] for i in range(0, len(questions), MAX_CALLS)]
         messages = [Message(part, self.config.async_functions, self._cache) for part in parts]
         answers: list[Verdict | str | BaseException] = []
@@ -180,7 +223,7 @@ class VerifierPool(KillablePool):
         verdicts = []
         for job, found in zip(jobs, answers, strict=True):
             failure = CustomFunctionError(found) if isinstance(found, str) else found
-            verdict = self._failure(failure, job) if isinstance(failure, BaseException) else failure
+            verdict = self.failure(failure, job) if isinstance(failure, BaseException) else failure
             verdicts.append(with_score(verdict, self.config.mode))
         return verdicts
 
@@ -193,11 +236,11 @@ class VerifierPool(KillablePool):
         undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
         outcomes = self.run(Job.verdict, [jobs[index] for index in undecided])
         for index, outcome in zip(undecided, outcomes, strict=True):
-            verdicts[index] = self._failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
+            verdicts[index] = self.failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
         assert None not in verdicts
         return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
-    def _failure(self, error: BaseException, job: Job) -> Verdict:
+    def failure(self, error: BaseException, job: Job) -> Verdict:
         """Return the verdict if the response caused its verifier to fail with ``error``; otherwise, raise it."""
         reason = failure_reason(error)
         if isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
@@ -210,8 +253,14 @@ class VerifierPool(KillablePool):
         if reason is None:  # re-raising KeyboardInterrupt or SystemExit would look like an interrupt by the user
             raise RuntimeError(f"the verifier of {job.data_source!r} raised {type(error).__name__}") from error
         boxed = extract_boxed(after_thinking(job.solution)) is not None
+        extras = {"judge_failed": True} if job.scorer.path == JUDGE else {}
         own_score = job.scorer.is_custom or job.scorer.path in ZERO_IF_FAILED
-        return Verdict(False, boxed, reason, score=0.0 if own_score else None)
+        return Verdict(False, boxed, reason, score=0.0 if own_score else None, extras=extras)
+
+
+def _has_failed(verdict: Verdict, job: Job) -> bool:
+    """Return whether a custom function exceeded its limits or raised an exception, so that the response scores 0."""
+    return job.scorer.is_custom and verdict.reason not in ("custom", INAPPLICABLE.reason)
 
 
 def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
+from verl.config.rewards import VERIFIER, summands
 from verl.rewards import code
-from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, further_parameters, load_function
+from verl.rewards.custom import CUSTOM_KWARGS, check_function, custom_verdict, further_parameters
 from verl.rewards.score import with_score
 from verl.utils.sandbox import require_sandbox
 from verl.verifiers import countdown, ground_truths, knights_and_knaves, reasoning_gym, rlla, search_r1
@@ -53,8 +54,8 @@ quick)``, where ``solution`` is the response after its thoughts, and return a :c
 which the pool tries first, they return None if verification could take more than about a millisecond."""
 
 TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
-"""Function for each verifier that converts a ground truth to a list of accepted answers, which the verifier takes as
-arguments. The function raises ``ValueError`` for an invalid ground truth."""
+"""Function for each verifier that converts a ground truth to a list of accepted answers, each of which can be passed to
+the verifier. The function raises ``ValueError`` for an invalid ground truth."""
 
 BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
 """Verifiers that expect answers in ``\\boxed{}``."""
@@ -70,7 +71,7 @@ CUSTOM_FUNCTIONS: dict[str, str] = {}
 precedence over verifiers. Set by ``use_custom_functions``."""
 
 GROUND_TRUTH = "reward_model.ground_truth"
-"""Place of the answer in veRL's records."""
+"""Field that contains the answer in veRL's records."""
 
 load_verifier = cache(resolve_name)
 
@@ -81,7 +82,7 @@ def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | N
     Raises ``ConfigError`` if a function cannot be loaded or does not accept ``kwargs``.
     """
     for path in paths.values():
-        load_function(path, tuple(kwargs or {}))
+        check_function(path, kwargs or {})
     for table, entries in ((CUSTOM_FUNCTIONS, paths), (CUSTOM_KWARGS, kwargs or {})):
         table.clear()
         table.update(entries)
@@ -100,6 +101,11 @@ class Scorer(NamedTuple):
     """Import path, ``module:function``."""
     is_custom: bool
 
+    def part(self, path: str, data_source: str) -> "Scorer":
+        """Return the scorer of one function of this sum."""
+        family = _family(data_source) if path == VERIFIER else None
+        return Scorer(path, is_custom=True) if family is None else Scorer(VERIFIERS[family], is_custom=False)
+
     def accepted(self, ground_truth: Any) -> list[Any]:
         """Return the accepted answers for a ground truth. Raises ``ValueError`` if it is invalid for the verifier."""
         if self.is_custom or isinstance(ground_truth, str) or self.path not in TRUTH_READERS:
@@ -112,11 +118,30 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
     for name in (data_source, "*"):
         if name in custom:
             return Scorer(custom[name], is_custom=True)
-    families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
-    name = data_source if data_source in VERIFIERS else next(families, data_source)
+    name = _family(data_source) or data_source
     configured = f"has {', '.join(custom)}" if custom else f"may name your own: ['{data_source}=file.py:function']"
     require_choice("data_source", name, [*VERIFIERS, *custom], f"; reward_score.custom_functions {configured}")
     return Scorer(VERIFIERS[name], is_custom=False)
+
+
+def _family(data_source: str) -> str | None:
+    """Return the key of a data source in ``VERIFIERS``, or None."""
+    families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
+    return data_source if data_source in VERIFIERS else next(families, None)
+
+
+def verifier(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Return the verifier's result for a data source, 1 or 0, or None if it has none.
+
+    As part of a sum that :class:`verl.rewards.pool.VerifierPool` scores, its score is that of ``reward_score.mode``.
+    """
+    if _family(data_source) is None:
+        return None
+    verdict = Job(find_scorer(data_source, {}), data_source, solution_str, ground_truth, extra_info).verdict()
+    assert verdict is not None, "only quick verdicts are None"
+    return {"score": float(verdict.correct), "acc": verdict.correct}
 
 
 def can_score(data_source: str, ground_truth: Any) -> bool:
@@ -143,6 +168,8 @@ class Job(NamedTuple):
     extra_info: Mapping[str, Any] | None = None
     takes_hashes: bool = False
     """Whether an answer after ``####`` counts as boxed, because the prompt asks for this format."""
+    is_part: bool = False
+    """Whether the custom function is part of a sum, in which it may return None."""
 
     def verdict(self, quick: bool = False) -> Verdict | None:
         """Return the verdict, or None if ``quick`` is set and verification could take a long time.
@@ -154,8 +181,7 @@ class Job(NamedTuple):
         """
         path, is_custom = self.scorer
         if is_custom:
-            source, solution, truth, info = self[1:5]
-            return None if quick else custom_verdict(path, source, solution, truth, info)
+            return None if quick else custom_verdict(path, *self[1:5], is_part=self.is_part)
         graded = self.solution if path in WITH_THOUGHTS else after_thinking(self.solution)
         verdicts = []
         for truth in self.scorer.accepted(self.ground_truth):
@@ -193,7 +219,7 @@ def check_ground_truth(
     extra_info: Mapping[str, Any] | None = None,
     field: str = GROUND_TRUTH,
 ) -> None:
-    """Raise ``ConfigError`` if the scorer for ``data_source`` rejects ``ground_truth``, which messages call ``field``.
+    """Raise a ``ConfigError`` that names ``field`` if the scorer for ``data_source`` rejects ``ground_truth``.
 
     Verifiers are tested on an empty response, and the program verifier requires a sandbox on this machine. Custom
     functions accept any JSON value.
@@ -201,6 +227,9 @@ def check_ground_truth(
     scorer = find_scorer(data_source, custom)
     ground_truths.require_shallow(ground_truth, field)
     ground_truths.require_shallow(extra_info, "extra_info")
+    paths = [path for _, path in summands(scorer.path)]
+    if scorer.is_custom and VERIFIER in paths:
+        scorer = scorer.part(VERIFIER, data_source)
     if scorer.is_custom:
         return
     if scorer.path == _path("open_answer"):

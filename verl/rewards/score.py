@@ -8,7 +8,7 @@ from verl.config.rewards import ScoreMode
 from verl.verifiers.verdict import Verdict
 
 MAX_LOGGED_ANSWER = 200
-"""Maximum number of characters to store of an answer."""
+"""Maximum length of a stored answer in characters."""
 
 
 def with_score(verdict: Verdict, mode: str) -> Verdict:

@@ -1,6 +1,6 @@
-"""Custom reward functions that are coroutines and wait for a service: many calls at a time, with retries and a cache.
+"""Runs custom reward functions that are coroutines, with many concurrent calls, retries and a cache.
 
-All calls run in one event loop in a process of their own, which is killed with them if a call blocks the loop.
+All calls run in one event loop in a separate process, which is killed if a call blocks the loop.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ import random
 import signal
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError
-from verl.config.rewards import AsyncFunctionsConfig, summands
-from verl.rewards.custom import CUSTOM_KWARGS, CustomFunctionError, awaited_verdict, load_function
+from verl.config.rewards import AsyncFunctionsConfig
+from verl.rewards.custom import CUSTOM_KWARGS, CustomFunctionError, awaited_verdict, keywords_of, load_function
 from verl.utils.user_code import source_file
 from verl.verifiers.verdict import Verdict
 
@@ -27,16 +27,16 @@ MAX_CALLS = 1024
 """Maximum number of responses per message to the process."""
 
 LONGEST_PAUSE_S = 30.0
-"""Maximum pause before a call is repeated. It doubles with each failure, starting with half a second."""
+"""Maximum seconds before a call is retried. The pause doubles with each failure, starting at half a second."""
 
 GRACE_S = 60.0
-"""Time in seconds that a message may take beyond its calls, for imports and a slow machine."""
+"""Additional seconds that a message may take, for imports and slow machines."""
 
 BLOCKED_S = 5.0
-"""Time in seconds beyond the limit of a call for which a call may block the event loop before the process is killed."""
+"""Seconds beyond a call's time limit for which the event loop may be blocked before the process is killed."""
 
 Question = tuple[Any, ...]
-"""Path of a function, data source, response, ground truth and extra information."""
+"""Path of a function, data source, response, ground truth, extra information, and whether it is part of a sum."""
 
 
 class Message(NamedTuple):
@@ -45,19 +45,20 @@ class Message(NamedTuple):
     questions: Sequence[Question]
     options: AsyncFunctionsConfig
     cache: Path | None
-    """File of earlier answers, or None to remember none."""
+    """File with earlier answers, or None to disable the cache."""
 
 
 def message_limit_s(options: AsyncFunctionsConfig) -> float:
-    """Return the time in seconds after which a message is killed, because its calls must have ended by then."""
+    """Return the time limit of a message in seconds, by which all its calls must have ended."""
     pauses = options.max_retries * LONGEST_PAUSE_S
     return GRACE_S + MAX_CALLS / options.max_in_flight * (options.timeout_s * (options.max_retries + 1) + pauses)
 
 
 def answer(message: Message) -> list[Verdict | str]:
-    """Return the verdict on each question, or one line that says why there is none.
+    """Return the verdict on each question, or a one-line reason why there is no verdict.
 
-    Verdicts have the extra values ``calls``, the number of calls, and ``from_cache``. Equal questions are asked once.
+    The ``extras`` of each verdict record how often the function was called (``calls``) and whether the answer was found
+    in the cache (``from_cache``). Equal questions are asked once.
     """
     with closing(_Answers(message.cache)) as answers:
         return asyncio.run(_gather(message, answers))
@@ -78,7 +79,7 @@ async def _gather(message: Message, answers: "_Answers") -> list[Verdict | str]:
 
 
 def _kill_if_blocked(loop: asyncio.AbstractEventLoop, limit_s: float, ended: Event) -> None:
-    """Kill this process if a call, such as ``time.sleep``, keeps the loop from running for ``limit_s`` seconds."""
+    """Kill this process if a call such as ``time.sleep`` blocks the loop for ``limit_s`` seconds."""
     while not ended.wait(1.0):
         ran = Event()
         loop.call_soon_threadsafe(ran.set)
@@ -95,11 +96,12 @@ async def _ask(
     failure = ""
     for attempt in range(options.max_retries + 1):
         if attempt:
-            # Random, so that the calls that failed together are not repeated together.
+            # Randomize the pause, so that calls that failed together are not retried together.
             await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
         try:
             async with free:
-                verdict = await asyncio.wait_for(awaited_verdict(*question), options.timeout_s)
+                called = awaited_verdict(*question[:5], is_part=question[5])
+                verdict = await asyncio.wait_for(called, options.timeout_s)
         except TimeoutError:
             failure = f"{question[0]} on data_source={question[1]!r} took longer than {options.timeout_s:g} s"
         except (CustomFunctionError, MemoryError, RecursionError) as error:
@@ -116,7 +118,7 @@ def _with_extras(verdict: Verdict, **extras: Any) -> Verdict:
 
 
 def _source(path: str) -> Path:
-    """Return the file of a function or, for objects that only know their class's, of the module in its path."""
+    """Return a function's source file, or that of the module in ``path`` if the object is not a plain function."""
     function = inspect.unwrap(load_function(path))
     file = inspect.getsourcefile(function) if inspect.isfunction(function) else source_file(path)
     return Path(file or "")
@@ -124,15 +126,16 @@ def _source(path: str) -> Path:
 
 def question_key(question: Question) -> str:
     """Return a digest of all that an answer depends on, including the source of the function."""
-    path = question[0]
-    files = [_source(part) for _, part in summands(path)]
-    code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
-    text = json.dumps([code, path, CUSTOM_KWARGS, *question[1:]], sort_keys=True, default=str)
+    path, file = question[0], _source(question[0])
+    code = file.read_text(errors="replace") if file.is_file() else ""
+    text = json.dumps([code, keywords_of(path, CUSTOM_KWARGS), *question], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
 class _Answers:
-    """Answers by the digest of their question, in a database that survives the death of any process.
+    """Answers keyed by the digest of the question, in a database that persists if a process dies.
+
+    If the file is damaged, for example by the death of the machine, its readable answers are moved to a new one.
 
     Raises:
         ConfigError: If the file is not a database, or cannot be written.
@@ -142,42 +145,64 @@ class _Answers:
         self.file = file
         self._database: sqlite3.Connection | None = None
         if file is not None:
-            try:
-                self._database = sqlite3.connect(file, timeout=60, isolation_level=None)
-                # Files may be on a network, where WAL does not work. Without waiting for the disk, answers survive the
-                # death of this process, not that of the machine.
-                self._database.execute("PRAGMA synchronous=OFF")
-                self._database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, verdict TEXT)")
-            except sqlite3.Error as error:
-                raise self._unusable(error) from error
+            self._open(file)
+
+    def _open(self, file: Path) -> None:
+        try:
+            self._database = sqlite3.connect(file, timeout=60, isolation_level=None)
+            # Files may be on a network, where WAL does not work. Without waiting for the disk, answers survive the
+            # death of this process, not that of the machine.
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        self._run("PRAGMA synchronous=OFF")
+        self._run("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, verdict TEXT)")
 
     def find(self, key: str) -> Verdict | None:
         """Return the verdict on a question, or None if it is unknown or was damaged."""
-        if self._database is None:
-            return None
+        rows = self._run("SELECT verdict FROM answers WHERE key = ?", key)
         try:
-            row = self._database.execute("SELECT verdict FROM answers WHERE key = ?", (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
-        try:
-            saved = None if row is None else json.loads(row[0])
+            saved = json.loads(rows[0][0]) if rows else None
             return Verdict.from_dict(saved) if isinstance(saved, Mapping) else None
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def keep(self, key: str, verdict: Verdict) -> None:
         """Store an answer at once, so that it is not asked for again if the process is killed."""
-        if self._database is None:
-            return
-        try:
-            text = json.dumps(verdict.as_dict())
-            self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
+        text = json.dumps(verdict.as_dict() | {"stated": verdict.stated})
+        self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, text)
 
     def close(self) -> None:
         if self._database is not None:
             self._database.close()
+
+    def _run(self, statement: str, *values: str, is_repeated: bool = False) -> list[Any]:
+        """Return the rows of a statement, none if nothing is remembered."""
+        if self._database is None:
+            return []
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            if is_repeated or "malformed" not in str(error):
+                raise self._unusable(error) from error
+        self._salvage()
+        return self._run(statement, *values, is_repeated=True)
+
+    def _salvage(self) -> None:
+        """Move the readable answers of a damaged file to a new one."""
+        assert self.file is not None and self._database is not None
+        found: dict[Any, Any] = {}
+        with suppress(sqlite3.Error):
+            self._database.execute("PRAGMA writable_schema=ON")  # read a file that is shorter than it should be
+        for order in ("ASC", "DESC"):  # reading ends at a damaged page, from either side
+            with suppress(sqlite3.Error):
+                found |= self._database.execute(f"SELECT key, verdict FROM answers NOT INDEXED ORDER BY rowid {order}")
+        self._database.close()
+        self.file.replace(self.file.with_suffix(".damaged"))
+        self._open(self.file)
+        # The record in which the file ends is filled up with zeros.
+        whole = {k: v for k, v in found.items() if k and v and "\0" not in f"{k}{v}"}
+        for key, verdict in whole.items():
+            self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, verdict)
 
     def _unusable(self, error: sqlite3.Error) -> ConfigError:
         return ConfigError(f"{self.file}: answers of reward functions cannot be kept there: {error}; move it away")

@@ -49,7 +49,7 @@ class Rollout(Protocol):
         """Number of responses that the engine can sample at once."""
 
     def begin(self) -> None:
-        """Prepare to sample; forget cached prompts, so that nothing depends on what was sampled before."""
+        """Prepare to sample, and drop cached prompts, so that results do not depend on earlier sampling."""
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
         """Accept further requests and decode.
@@ -66,7 +66,7 @@ class Rollout(Protocol):
         """Stop all running responses and return them with their ``version``, or None if there are none."""
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return rank metrics, with ``request``, for conversations that had turns since the last call or cut.
+        """Return rank metrics, with ``request``, of conversations that had turns since the last call or :meth:`cut`.
 
         Return None if the engine does not measure rank metrics.
         """

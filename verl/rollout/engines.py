@@ -29,7 +29,7 @@ the parameters directly, so a reload does not notice the new weights."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
-    """Create the engine selected by ``rollout.name``; ``policy`` is the policy trained by this worker, if any."""
+    """Create the engine selected by ``rollout.name``; ``policy`` is the policy that this worker trains, or None."""
     rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
     return rollout
 

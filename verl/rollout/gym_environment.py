@@ -1,7 +1,7 @@
 """Adapter for environments with Gymnasium's interface, ``reset(seed=...)`` and ``step(action)``.
 
-Such an environment keeps its state internally and cannot be sent between processes. Only its seed and past actions are
-sent, so they must determine its state; if the live environment is unavailable, a new one replays them.
+Such an environment keeps its state internally and cannot be sent between processes. Only the seed and the past actions
+are sent, so they must determine the state. If the live environment is unavailable, a new one replays them.
 """
 
 import json
@@ -20,7 +20,7 @@ MOST_LIVE = 64
 class GymEnvironment:
     """Base class for Gymnasium environments; ``rollout.multi_turn.environment`` must name a subclass.
 
-    The first observation for the seed ``extra_info["seed"]``, which defaults to the prompt's number, joins the prompt.
+    The first observation for the seed ``extra_info["seed"]``, by default the prompt's number, is added to the prompt.
     ``random`` and ``numpy.random``, from which some environments draw, are seeded before each call.
     """
 

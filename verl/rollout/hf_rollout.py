@@ -85,7 +85,7 @@ class HFRollout:
         """Return uniform numbers in [0, 1), [B, R] float64, from the same stream positions that vLLM uses."""
         streams = [requests.streams[i] for i in part]
         ends = np.array([len(requests.prompt_ids[i]) for i in part])
-        positions = ends[:, None] + np.arange(self.max_response_length)
+        positions = ends[:, None] + np.arange(requests.max_response_length or self.max_response_length)
         return torch.from_numpy(uniforms(np.array(streams, dtype=np.uint64)[:, None], positions))
 
     def _decode(self, requests: ResponseRequests, part: Sequence[int]) -> Batch:
@@ -101,7 +101,7 @@ class HFRollout:
             requests.sampling_of(part[0]),
             self.setup.end_tokens,
             self.layers,
-            self.stops,
+            None if requests.max_response_length else self.stops,
             None if temperatures is None else torch.from_numpy(temperatures).to(device),
         )
         sizes = decoded.lengths.tolist()

@@ -1,4 +1,4 @@
-"""The two kinds of conversations: with environments and tools, and of agents."""
+"""Creates conversations, either with environments and tools or of agents."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ from verl.rollout.environments.pool import EnvironmentPool
 def conversation_pool(
     options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None
 ) -> EnvironmentPool | AgentPool:
-    """Return the processes of a run's environments or agents, which start in a ``with`` block."""
+    """Return the pool of environment or agent processes, which start in a ``with`` block."""
     return AgentPool(options, busy_cores, log) if options.agent.enabled else EnvironmentPool(options, busy_cores, log)
 
 
 def begin_conversations(
     setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch | None = None
 ) -> Conversations | Sessions:
-    """Start B conversations with these prompts, or resume them from the rows ``partial``."""
+    """Start B conversations with these prompts, or resume them from the rows in ``partial``."""
     if setup.options.agent.enabled:
         assert partial is None, "MultiTurnConfig.check refuses agents whose sessions are carried over"
         return Sessions(setup, records)

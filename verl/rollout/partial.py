@@ -10,7 +10,7 @@ import torch
 from verl.batch import ENVIRONMENT, POLICY, RESPONSE_TOKEN, Batch
 
 PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
-"""Batch columns, and their types, for which a partial response has a list of the same name."""
+"""Names and types of the batch columns that a partial response stores as lists."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class PartialResponse:
 
     @property
     def open_tokens(self) -> int:
-        """Number of trailing policy tokens, which belong to an unfinished turn."""
+        """Number of policy tokens at the end of the response. These tokens belong to an unfinished turn."""
         return self.source[::-1].index(ENVIRONMENT) if ENVIRONMENT in self.source else len(self.source)
 
     def parts(self) -> list[tuple[int, list[int]]]:
@@ -49,7 +49,7 @@ class PartialResponse:
         self.append(tokens, ENVIRONMENT, logprobs, None if self.version is None else self.version[-1])
 
     def replace_tokens(self, other: "PartialResponse") -> None:
-        """Take the response tokens of ``other``, and what it holds of each."""
+        """Copy the response tokens of ``other`` and their per-token values."""
         self.tokens, self.source = other.tokens, other.source
         self.rollout_logprobs, self.version = other.rollout_logprobs, other.version
 

@@ -1,9 +1,9 @@
 """Runs Python programs in responses, as in PAL (arXiv 2211.10435) and ToRA (arXiv 2309.17452).
 
 A program is enclosed in ```` ```python ```` and ```` ``` ````. Each program runs separately in the sandbox and shares
-no state with earlier programs. In ``python: output`` templates, the environment answers a turn that ends with a program
-by giving the program's output; the model itself writes the opening ```` ```output ````. In ``python: solution``
-templates, the response is one program whose function ``solution`` returns the answer.
+no state with earlier programs. In ``python: output`` templates, if a turn ends with a program, the environment answers
+with the program's output. The model itself writes the opening ```` ```output ````. In ``python: solution`` templates,
+the response is one program whose function ``solution`` returns the answer.
 """
 
 from collections.abc import Sequence

@@ -15,15 +15,15 @@ class EngineCapacity(NamedTuple):
     guaranteed: int
     """Number of responses that fit in the engine's cache even at maximum length."""
     version: int = 0
-    """Version of the weights that the engine holds, as the trainer called it."""
+    """Version number of the engine's weights, as set by the trainer."""
 
 
 class RequestQueue:
     """Queue that assigns requests 0 to ``num_requests`` - 1 to engines in ascending order.
 
     If all requests fit, each engine immediately receives an equal share. Otherwise, each of several engines starts with
-    its guaranteed number, and the remaining requests wait for room, so that no engine is stuck with long responses
-    while others idle. If possible, consecutive requests are sent to the same engine, because requests with the same
+    its guaranteed number, and the remaining requests wait for room. No engine then processes long responses while
+    others are idle. If possible, consecutive requests are sent to the same engine, because requests with the same
     prompt share cache space. A single engine fills all its slots at the start, since no other could take over requests.
     """
 
@@ -37,7 +37,7 @@ class RequestQueue:
         self._resumed: list[list[int]] = [[] for _ in engines]
         """Conversations to be resumed by the engine whose cache contains them."""
         self._again: list[int] = []
-        """Requests of lost engines, and those that came later, which any engine may take."""
+        """Requests of lost engines and later requests, which any engine may take."""
         self._slots = [engine.slots for engine in engines]
         several = len(engines) > 1
         self._room = [min(engine.slots, engine.guaranteed) if several else engine.slots for engine in engines]
@@ -69,7 +69,7 @@ class RequestQueue:
         return [*resumed, *dealt] if resumed else dealt
 
     def resume(self, requests: Sequence[int]) -> None:
-        """Queue these requests, each for the engine that processed it last, or for any if there is none."""
+        """Queue these requests, each for the engine that processed it last, or for any engine if there is none."""
         for request in requests:
             engine = self._engine_of.get(request)
             if engine is not None and self._slots[engine]:
@@ -78,7 +78,7 @@ class RequestQueue:
                 self._again.append(request)
 
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
-        """Record how many requests ``engine`` has finished, and how many of the others it has not started."""
+        """Record how many requests ``engine`` has finished, and how many of its other requests it has not started."""
         self.held[engine] -= num_finished
         # The cache is full if requests are waiting even though it had free slots before the latest ones finished.
         num_running = self.held[engine] - num_waiting
@@ -88,7 +88,7 @@ class RequestQueue:
             self._room[engine] = min(self._slots[engine], self._room[engine] + self._room[engine] // 2 + 1)
 
     def lose(self, engine: int, unfinished: Sequence[int]) -> None:
-        """Record that ``engine`` is lost, and queue its ``unfinished`` requests for the others."""
+        """Record that ``engine`` is lost, and queue its ``unfinished`` requests for the other engines."""
         self._again += unfinished
         self._resumed[engine] = []
         self.held[engine] = self._room[engine] = self._slots[engine] = 0

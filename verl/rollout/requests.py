@@ -26,23 +26,26 @@ class ResponseRequests:
     """Random stream that determines all draws of each response; see :func:`response_stream`."""
     sampling: SamplingConfig
     overrides: list[SamplingConfig] | None = None
-    """Sampling options of each response, or None to use ``sampling`` for all."""
+    """Sampling options of each response, or None to use ``sampling`` for all responses."""
     temperatures: Any = None
-    """Temperature for each position in the response, as a [T] float32 array whose last entry also applies to all later
-    positions, or None to use the temperature in the sampling options."""
+    """Temperature for each position in the response, [T] float32, or None to use the temperature in the sampling
+    options. The last entry also applies to all later positions."""
     partial: Optional["Batch"] = None
     """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (if an engine cut them) or
     ``source`` (if the environment extended them after a turn); new responses are empty. None if all responses are
     new and none will be cut or have further turns."""
     max_tokens: list[int | None] | None = None
-    """Maximum number of tokens of each response's next turn, None for as many as the response may have."""
+    """Maximum number of tokens in each response's next turn, or None to allow the remaining response length."""
     stop: list[list[str]] | None = None
     """Strings that end each response's next turn, besides those of the run."""
+    max_response_length: int | None = None
+    """Maximum number of tokens of each response, which then ends at the engine's end tokens alone, as a judge's answer
+    does; or None for the run's maximum and stop strings."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 
     def of(self, places: Sequence[int]) -> "ResponseRequests":
-        """Return the requests at the indices ``places``."""
+        """Return the requests at the indices in ``places``."""
         names = ("rows", "prompt_ids", "streams", "overrides", "max_tokens", "stop")
         known = {name: values for name in names if (values := getattr(self, name)) is not None}
         chosen: dict[str, Any] = {name: [values[i] for i in places] for name, values in known.items()}
@@ -76,7 +79,7 @@ def response_stream(seed: int, uid: int, place: int) -> int:
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Return how many of the records before each one have its ``uid``, as with ``data.train_weights`` above 1."""
+    """Count, for each record, the earlier records with its ``uid``. ``data.train_weights`` can repeat records."""
     seen = Counter[int]()
     counts = []
     for record in records:

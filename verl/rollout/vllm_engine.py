@@ -205,7 +205,7 @@ def engine_capacity(engine: LLMEngine) -> EngineCapacity:
 def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
     """Run the engine for at most ``max_steps`` steps and return the finished requests.
 
-    Their hidden states are measured in batches, each as soon as it is full or at the end.
+    The requests' hidden states are measured in batches, whenever a batch is full and at the end.
     """
     collector = getattr(engine, "state_collector", None)
     finished: list[RequestOutput] = []

@@ -34,7 +34,7 @@ class VLLMRollout(VLLMSampler):
             model.path,
             place,
             config,
-            setup.config.max_sequence_length,
+            setup.config.max_engine_length,
             model.trust_remote_code,
             setup.config.seed,
             setup.calculator,
@@ -59,7 +59,7 @@ class VLLMRollout(VLLMSampler):
         self._has_weights = False
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the engine's weights and discard everything cached under the old ones."""
+        """Replace the engine's weights and discard everything cached with the old weights."""
         with self.memory.new_weights():
             reload_weights(self.engine, parameters)
         self._has_weights = True

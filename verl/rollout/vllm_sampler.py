@@ -24,8 +24,9 @@ from vllm_patches.temperatures import KEY as TEMPERATURES
 class VLLMSampler:
     """Sampler that returns responses and the rank metrics that the engine measures.
 
-    The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each has its own scheduler; given
-    the same prompts, all schedulers make the same decisions, and all workers sample the same responses.
+    The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each worker has a scheduler.
+    If the workers receive the same prompts, their schedulers make the same decisions, and all workers sample the same
+    responses.
     """
 
     engine: LLM
@@ -51,13 +52,13 @@ class VLLMSampler:
 
     @property
     def capacity(self) -> EngineCapacity:
-        """Capacity given by ``rollout.max_num_seqs`` and the size of the KV cache."""
+        """Capacity determined by ``rollout.max_num_seqs`` and the size of the KV cache."""
         return engine_capacity(self.engine.llm_engine)
 
     def begin(self) -> None:
         """Empty the prefix cache, which a validation may have filled, unless responses are still running.
 
-        A run that resumes at this step has an empty one.
+        A run that resumes at this step also starts with an empty cache.
         """
         if not self._partial:
             self.engine.reset_prefix_cache()
@@ -99,8 +100,9 @@ class VLLMSampler:
 
     def _sampling_params(self, requests: ResponseRequests, i: int, response: PartialResponse) -> SamplingParams:
         sampling, num_read = requests.sampling_of(i), self._num_read(str(requests.rows[i]), response)
-        room, limit = self.max_response_length - len(response.tokens), (requests.max_tokens or {i: None})[i]
-        stop = [*self.stop_strings, *((requests.stop or {i: []})[i])]
+        longest, limit = requests.max_response_length, (requests.max_tokens or {i: None})[i]
+        room = (longest or self.max_response_length) - len(response.tokens)
+        stop = [*(() if longest else self.stop_strings), *((requests.stop or {i: []})[i])]
         extra: dict[str, Any] = from_stream(requests.streams[i]) if self.config.seeded else {}
         if num_read:
             extra |= resume.resume_args(response.open_tokens, num_read)

@@ -65,8 +65,8 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
 def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Reload the weights and return the names of the parameters that were not loaded.
 
-    vLLM only logs missing names. They are derived from the result of the model's ``load_weights``; if that is None, the
-    model does not report names, and the check is skipped.
+    vLLM only logs missing names. The names are derived from the result of the model's ``load_weights``. If that is
+    None, the check is skipped.
     """
     expected = {name for name, _ in model.named_parameters()}
     load_weights, received = model.load_weights, expected
@@ -135,8 +135,8 @@ def _reported(name: str) -> str:
 def _refresh_tied_head(model: nn.Module) -> None:
     """Repack an output head that shares the embedding's weights.
 
-    On a CPU, vLLM multiplies by a packed copy of a layer's weights and repacks the layers named in a reload. It never
-    names a tied head, so the packed copy of the old weights would remain in use.
+    On a CPU, vLLM multiplies by a packed copy of a layer's weights and repacks the layers named in a reload. A reload
+    never names a tied head, so the packed copy of the old weights would remain in use.
     """
     head: Any = getattr(model, "lm_head", None)
     weight = getattr(head, "weight", None)

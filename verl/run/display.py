@@ -1,4 +1,4 @@
-"""Prints a run's progress, as a live bar on a terminal or in lines elsewhere, its errors and its final tables."""
+"""Prints a run's progress (a live bar on a terminal, otherwise lines), its errors and its final tables."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError, visible
 from verl.run.exit_codes import INTERRUPTED
 
 MAX_SHOWN, MAX_FACT = 2000, 200
-"""Maximum number of characters shown of a prompt or response, and of a fact about it."""
+"""Maximum numbers of characters shown of a prompt or response, and of each value listed below it."""
 
 PHASES = {
     "gen": "sampling",
@@ -27,33 +27,33 @@ PHASES = {
     "update_actor": "updating the policy",
     "train": "learning",
 }
-"""Phases of a step that are printed if the step may be slow -> what they do."""
+"""Maps each phase that is printed in slow steps to the text to print."""
 
 SLOW_STEP_S = 60.0
-"""Seconds after which the remaining phases of a step are printed where lines cannot be redrawn."""
+"""Seconds after which the remaining phases of a step are printed if lines cannot be redrawn."""
 
 Columns = Mapping[str, tuple[str, str]]
-"""Metrics shown in a progress bar: header -> (metric name, format)."""
+"""Metrics shown in a progress bar. Maps each header to a metric name and a format."""
 
 SAMPLING = {
     "problems": ("problems", ".0f"),
     "tok/s": ("tokens_per_s", ".0f"),
     "seconds left": ("seconds_left", ".0f"),
 }
-"""Metrics shown while an evaluation or analysis samples."""
+"""Metrics shown while an evaluation or analysis is sampling."""
 
 SAMPLING_LINES_S = 15.0
-"""Seconds between the lines of an evaluation where lines cannot be redrawn."""
+"""Seconds between progress lines of an evaluation if lines cannot be redrawn."""
 
 
 class RunDisplay:
-    """A progress bar over steps with the latest metrics below it; use it as a context manager.
+    """A progress bar over steps with the latest metrics below it. Use the bar as a context manager.
 
     Args:
         title: Name of the run to show.
         total_steps: Number of steps for a full bar.
         unit: Name of a step.
-        line_s: Minimum number of seconds between the lines of steps where lines cannot be redrawn.
+        line_s: Minimum number of seconds between progress lines if lines cannot be redrawn.
     """
 
     def __init__(self, title: str, total_steps: int, columns: Columns, unit: str = "step", line_s: float = 0.0) -> None:
@@ -64,7 +64,7 @@ class RunDisplay:
         self._last_step, self._last_line, self._announced = 0, 0.0, ""
         self._ended: float | None = None
         self.errors: list[str] = []
-        """A line for each part of the run that failed, such as a model or a benchmark."""
+        """One line for each failed part of the run, such as a model or a benchmark."""
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -94,7 +94,7 @@ class RunDisplay:
         self._last_step, self._last_line, self._ended = step, time.monotonic(), None
 
     def stage(self, text: str) -> None:
-        """Show the current stage of the startup, next to a spinner on a terminal or else on a line of its own."""
+        """Show the current startup stage, next to a spinner on a terminal and otherwise as a separate line."""
         if self._live is None:
             self.say(text)
         elif self._live.is_started:
@@ -118,7 +118,7 @@ class RunDisplay:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """Show the current phase, without a terminal only in the first step and in slow ones."""
+        """Show the current phase. Without a terminal, show phases only in the first step and in slow steps."""
         self._progress.update(self._task, phase=name)
         if self._live is not None or name not in PHASES:
             return
@@ -135,7 +135,7 @@ class RunDisplay:
     def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
         """Show a finished step and an optional note."""
         self._shown.update(metrics)
-        # The bar keeps the last validation; a line has the figures of its own step.
+        # The bar keeps showing the last validation, whereas a line contains only this step's metrics.
         known = metrics if self._live is None else self._shown
         parts = [f"{header} {known[name]:{form}}" for header, (name, form) in self._columns.items() if name in known]
         figures = "  ".join([*parts, note] if note else parts)
@@ -149,7 +149,7 @@ class RunDisplay:
             self.say(f"{self._unit} {step}/{total}  {figures}")
 
     def fail(self, error: Exception | str, what: str = "") -> None:
-        """Print and record an error; ``what`` is the model or benchmark that is skipped because of it."""
+        """Print and record an error. ``what`` is the model or benchmark that is skipped because of it."""
         line = f"{what}: {error}" if what else str(error)
         if line not in self.errors:  # the same error can recur at every temperature
             self.errors.append(line)
@@ -157,7 +157,7 @@ class RunDisplay:
 
     @contextmanager
     def recorded(self, what: str = "") -> Iterator[None]:
-        """Record a ``ConfigError`` raised in the block and suppress it; ``what`` is passed to :meth:`fail`."""
+        """Record a ``ConfigError`` raised in the block and suppress it. ``what`` is passed to :meth:`fail`."""
         try:
             yield
         except ConfigError as error:
@@ -172,7 +172,7 @@ class RunDisplay:
         self.say(textwrap.indent("\n> ".join(texts), "    "))
 
     def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table with text in the first column and numbers in the others."""
+        """Print a table with text in the first column and numbers in the other columns."""
         table = Table(title=title, title_justify="left")
         for i, header in enumerate(headers):
             table.add_column(header, justify="left" if i == 0 else "right")
@@ -183,7 +183,7 @@ class RunDisplay:
 
 @contextmanager
 def sampling_display(title: str, kept: str) -> Iterator[RunDisplay]:
-    """Show an evaluation or analysis within the block; on an interrupt, print that ``kept`` is preserved.
+    """Show the progress of an evaluation or analysis. On an interrupt, print that ``kept`` are preserved.
 
     Raises:
         SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.

@@ -21,7 +21,7 @@ TERMINATED = 143
 
 
 class Preempted(Exception):
-    """Raised when a run has been asked to end; the same command resumes it."""
+    """Raised when a run has been asked to end. The same command resumes it."""
 
 
 class Preemption:
@@ -38,7 +38,7 @@ class Preemption:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Record the first signal within the block; a second signal ends the process immediately."""
+        """Record the first signal within the block. A second signal ends the process immediately."""
         before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         try:
             yield
@@ -76,10 +76,11 @@ class Preemption:
 
 
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
-    """Call ``run``, print a message on errors, and exit: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 requeue.
+    """Call ``run``, print a message if an error occurs, and exit with a code that describes the outcome.
 
-    Tracebacks are printed except for ``ConfigError``, ``StaleAttempt``, ``WorkerError``, failing storage or exhausted
-    memory.
+    The exit code is 0 on success, 1 after an error, 130 after Ctrl-C, 143 after SIGTERM, and 75 to request a requeue.
+    A traceback is printed unless the error is a ``ConfigError``, ``StaleAttempt`` or ``WorkerError``, or is due to
+    failing storage or lack of memory.
 
     Args:
         requeue: Whether the run can continue elsewhere after SIGTERM and SIGUSR1, so that the exit code is 75.
@@ -92,8 +93,8 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         terminated = True
         raise SystemExit(code)
 
-    # Slurm sends SIGUSR1 to every process of a job. It would end Python's tracker of shared memory, which inherits this
-    # mask, and the processes that use it would print tracebacks.
+    # Slurm sends SIGUSR1 to every process of a job. Python's shared memory tracker inherits this mask. Otherwise, the
+    # signal would end it, and the processes that use it would print tracebacks.
     with signals_blocked(signal.SIGUSR1):
         resource_tracker.ensure_running()
     for number in SIGNALS if requeue else (signal.SIGTERM,):

@@ -1,4 +1,4 @@
-"""Estimates the GPU memory of each phase of a training run from its options; docs/memory.md derives the terms.
+"""Estimates the GPU memory of each phase of a training run from its options. See docs/memory.md for derivations.
 
 The estimate covers decoder-only models with gated MLPs (Qwen, Llama, Mistral). Activation sizes are based on the
 tensors that autograd saves.
@@ -21,20 +21,20 @@ GB = 1e9
 CONTEXT_GB = 2.0
 """Estimated size of the CUDA context, kernels and NCCL buffers, assuming one process per GPU."""
 LOGITS_BYTES, ENTROPY_BYTES, SAMPLING_BYTES = 12, 20, 32
-"""Bytes per token and vocabulary entry: besides the logits, for log-softmax, probabilities and their product in
-float32; for backward passes through the entropy, with the logits; for sorted float64 probabilities and their sums when
-``rollout.name=hf`` samples."""
+"""Bytes per token and vocabulary entry. ``LOGITS_BYTES``: log-softmax, probabilities and their product in float32, in
+addition to the logits. ``ENTROPY_BYTES``: backward passes through the entropy, including the logits.
+``SAMPLING_BYTES``: sorted float64 probabilities and their sums if ``rollout.name=hf`` samples."""
 
 SAME_MODEL = 0.05
-"""Maximum share of a model's parameters in norms and biases; above it, the estimate does not apply."""
+"""Maximum fraction of a model's parameters in norms and biases to which the estimate applies."""
 WARNED = 0.9
-"""Share of GPU memory above which a run prints a warning, because estimates omit fragmentation and temporaries."""
+"""Fraction of GPU memory above which a run prints a warning, because estimates omit fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
 METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.update"}
-"""Phase -> worker method whose suggested fixes apply to it; optimizer steps use the fixes for loading."""
+"""Phase -> worker method whose suggested fixes apply to it. Optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
-"""Memory component -> size in GB on one GPU."""
+"""Maps each memory component to its size in GB on one GPU."""
 
 
 def itemsize_of(dtype: str) -> int:
@@ -59,7 +59,7 @@ def parameters_of(shape: PretrainedConfig) -> tuple[int, int, int]:
 
 
 def activations_of(shape: PretrainedConfig, tokens: float, model: ModelConfig) -> float:
-    """Return the GB saved for the backward pass of a micro-batch of ``tokens`` tokens per worker."""
+    """Return the GB of activations that are saved for the backward pass of ``tokens`` tokens per worker."""
     scale, d, layers = itemsize_of(model.param_dtype) / 2, shape.hidden_size, shape.num_hidden_layers
     # Given a padding mask, torch's attention repeats keys and values for every query head.
     keys = matrices_of(shape)["k_proj" if model.use_remove_padding else "q_proj"][1]
@@ -90,7 +90,7 @@ def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: 
 
 
 def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedConfig]) -> dict[str, Parts]:
-    """Return GB on one GPU by phase and component; ``shapes`` are those of ``config.models``, at least the policy's."""
+    """Estimate the GB per GPU by phase and component. ``shapes`` has keys of ``config.models``, at least ``model``."""
     model, actor, rollout, longest = config.model, config.actor, config.rollout, config.max_sequence_length
     policy, learners = shapes["model"], {"model": "", "critic.model": "critic "}
     workers, models = config.trainer.world_size, config.models
@@ -143,7 +143,7 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
         batch = {"activations": activations_of(shapes[name], tokens, learner)}
         if name == "model":
             learned = logits(ENTROPY_BYTES if actor.entropy_coeff else itemsize + LOGITS_BYTES, tokens)
-            # Also the teacher's, and the terms of the divergence.
+            # The teacher's logits and the terms of the divergence also need memory.
             batch["logits"] = learned * (3 if config.teacher.is_exact else 1)
         gathered = {part: shares[part] for part in ("gathered", "whole gradients")}
         learning = held | awake | more | {f"{prefix}parameters": shares["parameters"], "gradients": shares["gradients"]}
@@ -160,7 +160,7 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
 
 
 def _syncing(config: PPOConfig, shape: PretrainedConfig) -> float:
-    """Return the bytes that a weight sync uses: a bucket, its part on this worker, a whole parameter, vLLM's copy."""
+    """Return the bytes for a weight sync: a bucket, this worker's shard of it, a full parameter, and vLLM's copy."""
     rollout, itemsize = config.rollout, itemsize_of(config.rollout.dtype)
     largest: int = itemsize * shape.vocab_size * shape.hidden_size
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * parameters_of(shape)[0])
@@ -170,7 +170,7 @@ def _syncing(config: PPOConfig, shape: PretrainedConfig) -> float:
 
 
 def _engine(config: PPOConfig, shape: PretrainedConfig, gpu_gb: float) -> Parts:
-    """Return the memory components of the rollout engine during sampling; the cache takes what the others leave."""
+    """Return the memory components of the rollout engine during sampling. The cache uses the remaining memory."""
     rollout, length, hf = config.rollout, config.max_sequence_length, config.rollout.name == "hf"
     itemsize = itemsize_of(config.model.param_dtype if hf else rollout.dtype)
     weights = itemsize * parameters_of(shape)[0] / GB

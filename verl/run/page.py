@@ -21,7 +21,7 @@ class PageWriter:
         self._folder, self._freq, self._say = folder, freq, say
         self._process: subprocess.Popen[bytes] | None = None
         self._behind = False
-        """Whether a step has been recorded since :meth:`finish`."""
+        """Whether a step has been recorded since the last call of :meth:`finish`."""
 
     @contextmanager
     def even_after_failure(self) -> Iterator[None]:
@@ -60,7 +60,7 @@ class PageWriter:
         self._say(f"page: {self.page}" if code == 0 else failed)
 
     def stop(self) -> None:
-        """Kill the writing process if it is running; any existing report remains unchanged."""
+        """Kill the writing process if it is running. Any existing report remains unchanged."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()

@@ -1,7 +1,7 @@
-"""Runs the actual work in a child process, and reports the child's end if the child could not do so itself.
+"""Runs a job in a child process, and reports failures that the child cannot report itself.
 
-Ray silently kills a process that has lost its node manager (the raylet), as does the system if a process uses too much
-memory. Thanks to the parent, the user still sees an error, the command that resumes the run, and an exit code.
+Ray silently kills a process that has lost its node manager (the raylet), and the system kills a process that uses too
+much memory. The parent process then prints an error and how to resume the run, and sets the exit code.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signa
 """Signals to forward to the child."""
 
 SI_KERNEL = 0x80
-"""Linux code for a signal sent by a terminal key, which the child receives directly as well."""
+"""Linux code of signals sent by terminal keys. The child also receives such signals directly."""
 
 PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option: the signal that a process receives when its parent ends."""
@@ -60,7 +60,7 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:
-    """Run the work in the child, which ends if its parent ends and reports its own end."""
+    """Call ``run`` in a child process that is killed if its parent ends, and write to ``writer`` when ``run`` ends."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -91,7 +91,7 @@ def _forward_signals_until_end(child: int, alone: bool) -> int:
 
 
 def _report(code: int, trainer: RunConfig) -> int:
-    """Report the end of a child that could not do so itself, and return the exit code."""
+    """Report the end of a child that could not report it itself, and return the exit code."""
     if code < 0:
         memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
         print(f"error: the run was ended by {signal.Signals(-code).name}{memory}", file=sys.stderr)

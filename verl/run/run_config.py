@@ -56,12 +56,12 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _resolve_model(model: Any) -> Any:
-    """Return the model config with the path of a shipped model, or of a run's newest one."""
+    """Return the model config with its path resolved to a shipped model or a run's newest model, if it names one."""
     return replace(model, path=find_model(model.path))
 
 
 def _absolute(model: Any) -> Any:
-    """Return the model config with the full path of a local folder; hub ids are unchanged."""
+    """Return the model config with the path of a local folder made absolute. Hub ids are unchanged."""
     folder = Path(model.path)
     return replace(model, path=str(folder.resolve())) if folder.exists() else model
 
@@ -114,7 +114,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise a ``ConfigError`` that names ``field`` if a folder has no model; accept hub ids (``owner/name``).
+    """Raise a ``ConfigError`` that names ``field`` if a folder has no model. Accept hub ids (``owner/name``).
 
     A path below ``data/`` always denotes a folder, because ``data/`` contains the shipped model.
     """
@@ -133,7 +133,7 @@ def require_model(field: str, path: str) -> None:
 
 
 def _refuse_unmerged(field: str, folder: Path) -> None:
-    """Raise a ``ConfigError`` that locates the model if ``path`` is a checkpoint folder without a model."""
+    """Raise a ``ConfigError`` that locates the model if ``folder`` is a checkpoint folder without a model."""
     if any(folder.glob("*.safetensors")):
         return
     for part in (folder.parent, folder, folder / "actor"):

@@ -1,6 +1,6 @@
 """Stores responses of a run in its folder ``samples/``, as one Parquet file per training step and validation.
 
-Each file appears only once it is complete. Any Parquet reader can load them together: ``pandas.read_parquet(folder)``.
+A file becomes visible only when complete. Any Parquet reader can load all files: ``pandas.read_parquet(folder)``.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ Split = Literal["train", "val"]
 
 
 class SampleStore:
-    """A context manager that writes samples while training continues, and on exit waits until all are written.
+    """A context manager that writes samples in the background and waits for all writes on exit.
 
     If the disk is full or fails, the store prints one warning and writes no more samples, but the run continues.
 
@@ -81,9 +81,9 @@ class SampleStore:
 
 
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
-    """Yield files to remove until the rest takes up at most ``limit`` bytes, but never the newest file.
+    """Yield files to remove until the remaining files take up at most ``limit`` bytes, but never the newest file.
 
-    Training files go before validation files. Of each kind, every other file is removed, oldest first, repeatedly.
+    Training files are removed first. Each pass over a split removes every other file, oldest first.
     """
     total = sum(sizes.values())
     left = sorted(sizes)[:-1]
@@ -100,7 +100,7 @@ def _halvings(step: int) -> int:
 
 
 def drop_samples(root: Path, last_step: int | None) -> None:
-    """Remove the samples of steps after ``last_step`` of the run in ``root``, or all samples if it is None."""
+    """Remove the samples of the run in ``root`` after ``last_step``, or all samples if ``last_step`` is None."""
     folder = root / SAMPLES
     for file in sample_files(folder):
         if last_step is None or file.step > last_step:

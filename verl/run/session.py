@@ -1,4 +1,4 @@
-"""Manages the resources of training and evaluation, which start in order and are released in reverse order."""
+"""Starts the resources of training and evaluation, and releases them in reverse order."""
 
 import math
 import os
@@ -43,14 +43,17 @@ from verl.utils.process import available_cores
 T = TypeVar("T")
 
 MAX_WORKERS_PER_CORE = 3
-"""Maximum number of workers per core of a single machine without GPUs; veRL's default of 8 suits GPU machines."""
+"""Maximum number of workers per core on a machine without GPUs. veRL's default of 8 workers is for GPU machines."""
+
+JUDGE_SHARE = 0.1
+"""Share of each GPU that a frozen judge takes from those that Ray lends; its memory is an option."""
 
 RELEASE_S = 30.0
 """Seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
 
 
 class RaySession(ExitStack):
-    """A context manager for worker groups on a Ray cluster; the first group also starts the cluster.
+    """A context manager for worker groups on a Ray cluster. The first group also starts the cluster.
 
     Args:
         machines: Options for the machines of an existing cluster.
@@ -88,7 +91,7 @@ class RaySession(ExitStack):
 
     @property
     def busy_cores(self) -> int:
-        """Number of this machine's cores on which its workers compute."""
+        """Number of this machine's cores that its workers use."""
         on_gpu = self.device_type == "cuda"
         return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
@@ -117,20 +120,23 @@ class RaySession(ExitStack):
         models: Sequence[str] = (),
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
+        device: Mapping[str, Any] | None = None,
         **pool: Any,
     ) -> WorkerGroup:
-        """Start a worker group that loads ``models``; the caller must close it.
+        """Start a worker group that loads ``models``. The caller must close it.
 
         Args:
+            device: Further arguments of :class:`WorkerGroup`, for groups that share devices.
             pool: Additional arguments of :class:`EnginePool` to start separate engines, or none to start the trainers.
 
         Raises:
             WorkerError: If a worker fails to start.
-            ConfigError: If machines are missing or lack something; the message has one line for each.
+            ConfigError: If machines are missing or lack a requirement. The message has one line for each.
         """
         self.start_ray(supervision.say_stage if supervision else lambda stage: None)
         place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
-        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices, **pool}
+        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices}
+        watched |= {**(device or {}), **pool}
         group = EnginePool if pool else WorkerGroup
         if not cluster_address():
             lo = loopback_interface()
@@ -148,10 +154,10 @@ class RaySession(ExitStack):
 
 
 class TrainingRun(RaySession):
-    """A context manager for a training run, which locks the run's folder and can make several attempts.
+    """Context manager that locks the folder of a training run and makes one or more attempts to complete the run.
 
-    At the end of each attempt, it stops the workers and Ray before removing unfinished checkpoints. If the run fails or
-    is interrupted, it prints the command that resumes the run to stderr.
+    At the end of each attempt, the workers and Ray are stopped before unfinished checkpoints are removed. If the run
+    fails or is interrupted, it prints the command that resumes the run to stderr.
     """
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
@@ -193,7 +199,7 @@ class TrainingRun(RaySession):
     ) -> Resumption | None:
         """Return the checkpoint to resume from, checked by :func:`check_resumable` and :func:`check_unchanged`.
 
-        None means to start from scratch.
+        Returns None if the run starts from scratch.
         """
         self.resumption, self.digests = find_resumption(self.config, self.display.say), digests
         if self.resumption is not None:
@@ -247,8 +253,10 @@ class TrainingRun(RaySession):
         self.resources.callback(self.display.end_stages)
         config = self.config
         models = [*config.models.values()] if isinstance(config, PPOConfig) else [config.model]
-        watched = (self._supervision(engines=False), self._check_devices)
-        group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched)
+        watched = (self._supervision("worker"), self._check_devices)
+        judged = isinstance(config, PPOConfig) and config.reward_score.judge.is_frozen
+        device = {"device_share": 1 - JUDGE_SHARE} if judged else {}
+        group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched, device)
         self.resources.callback(group.close)
         self.display.begin(last_step or 0)
         self.resources.enter_context(self.display)
@@ -257,14 +265,26 @@ class TrainingRun(RaySession):
     def start_engines(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str], workers_per_engine: int
     ) -> EnginePool:
-        """Start the separate engines; call this after :meth:`start`."""
+        """Start the separate engines. Call this after :meth:`start`."""
         config: Any = self.config
-        started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
+        supervision = self._supervision("engine worker", "engines")
+        started = (worker, config, arguments, environment, [config.model.path], supervision)
         # An engine holds the hidden states of its unfinished conversations, which would be lost if it died.
         holds_states = config.rollout.multi_turn.enable and config.calculator.measured_by("rollout")
         goes_on = not (config.trainer.deals_by_counts(self.device_type) or holds_states)
         pool: dict[str, Any] = {"workers_per_world": workers_per_engine, "goes_on": goes_on, "say": self.display.say}
         group = cast(EnginePool, self.start_workers(*started, **pool))
+        self.resources.callback(group.close)
+        return group
+
+    def start_judge(self, worker: str, environment: dict[str, str], beside: WorkerGroup) -> WorkerGroup:
+        """Start the engines of a frozen judge on the devices of ``beside``, whose engines must be asleep."""
+        config: Any = self.config
+        supervision = self._supervision("judge", "judge")
+        device = {"beside": beside, "device_share": JUDGE_SHARE}
+        device |= {"workers_per_world": config.rollout.tensor_parallel_size}
+        models = [config.reward_score.judge.model.path]
+        group = self.start_workers(worker, config, (), environment, models, supervision, device=device)
         self.resources.callback(group.close)
         return group
 
@@ -290,12 +310,11 @@ class TrainingRun(RaySession):
             f"memory; {fix}"
         )
 
-    def _supervision(self, engines: bool) -> Supervision:
-        """Return the supervision of either the trainers or the separate engines."""
+    def _supervision(self, kind: str, folder: str = "") -> Supervision:
+        """Return the supervision of workers of a kind, with their logs in a folder of the attempt's."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
-        kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)
-        return Supervision(*times, logs, kind, self.display.stage, self.preemption.check)
+        return Supervision(*times, logs / folder, kind, self.display.stage, self.preemption.check)
 
     def _check_devices(self, sizes: list[int]) -> None:
         """Warn if the models may not fit on GPUs with these sizes in bytes, where 0 stands for a CPU."""
@@ -306,7 +325,7 @@ class TrainingRun(RaySession):
                 self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
-        """Call ``train`` and return its result; after machine failures, call it again from the latest checkpoint.
+        """Call ``train`` and return its result. After machine failures, call it again from the latest checkpoint.
 
         Raises:
             WorkerError: If the program failed, or if machines failed too often or twice in the same way and step.
@@ -347,7 +366,7 @@ class TrainingRun(RaySession):
         return lost_machine
 
     def _end_attempt(self, error: MachineError) -> tuple[int, str]:
-        """Release all resources, and return the step and the worker that failed."""
+        """Release all resources, and return the step that failed and the worker on which it failed."""
         self.display.say(f"attempt {self.attempt.number} ended: {error}")
         # Ray may wait forever for a lost head.
         give_up = threading.Timer(RELEASE_S, os._exit, (REQUEUE,))

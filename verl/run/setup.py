@@ -19,17 +19,17 @@ from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import Begin, PromptDataset, train_loader, val_batches
 from verl.data.teacher_prompts import TeacherPrompts
-from verl.data.templates import check_template, find_template, stop_strings
+from verl.data.templates import check_template, find_template, render_untrusted, stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
-from verl.models.info import ModelInfo, override_notes, resolve_layers
+from verl.models.info import ModelInfo, check_weights, override_notes, resolve_layers
 from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, check_reward_model_template, load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.rollout.engines import check_engine_model, end_tokens
+from verl.rollout.engines import check_engine_model, check_head_size, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
 from verl.rollout.environments.pool import beginning
 from verl.run.teacher_server import MAX_TEXTS, TeacherServer
@@ -39,6 +39,9 @@ from verl.utils.process_pool import KillablePool
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
+FAILURES = ("timeout", "memory", "crash")
+"""Reasons of verdicts on responses with which a function exceeded its limits."""
+
 
 class TrainingSetup:
     """Data, tokenizers and user code of a run, loaded with all checks that are possible before Ray starts.
@@ -47,7 +50,7 @@ class TrainingSetup:
         checks: Additional checks by the trainer, which raise ``ConfigError`` if it does not support the config.
 
     Raises:
-        ConfigError: If the config does not fit the data or the machine, or code that it names cannot be used.
+        ConfigError: If the config does not fit the data or the machine, or custom code cannot be used.
     """
 
     def __init__(self, config: PPOConfig, checks: Sequence[Callable[[PPOConfig], object]] = ()) -> None:
@@ -56,7 +59,7 @@ class TrainingSetup:
         # 1. The machine, trackers and custom reward functions.
         check_trackers(trainer.logger)
         self.device_type = resolve_device(config.device, *trainer.place)
-        use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
+        use_custom_functions(rewards.paths_of_custom_functions(), rewards.function_kwargs)
         # 2. Models and tokenizers. Check a model's config.json before loading the tokenizer, which also reads it.
         for prefix, model in config.models.items():
             fetch_model(model.path, f"{prefix}.path")
@@ -83,6 +86,10 @@ class TrainingSetup:
                 val_set = self._validation_set(data, begin) if data.val_files else None
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
         """Tokenizer of the reward model, or None if there is no reward model."""
+        self.judge_tokenizer: PreTrainedTokenizerBase | None = None
+        """Tokenizer of a judge that is a model in the run, or None."""
+        with mistakes.collected():
+            self.judge_tokenizer = judge_tokenizer(config, self.tokenizer, self.device_type)
         with mistakes.collected():
             self.loss = PolicyLoss(config.actor)
             check_policy_loss(config, self.loss)
@@ -116,9 +123,9 @@ class TrainingSetup:
         check_token_metrics(config.calculator.token_metrics)
         kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
         self.teacher_server = self._teacher_server()
-        """Teacher at an address of its own, or None."""
+        """Client of an external teacher server, or None."""
         self.teacher_prompts = self._teacher_prompts()
-        """Prompts of the teacher, or None if it reads the policy's."""
+        """Prompts of the teacher, or None if the teacher uses the policy's prompts."""
         # 6. Steps.
         check_profile_steps(trainer.profile_steps, self.steps)
         if trainer.critic_warmup >= self.steps:
@@ -202,8 +209,41 @@ class TrainingSetup:
         return tokenizer
 
 
+def judge_tokenizer(
+    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str
+) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a judge that is a model in the run, or None.
+
+    Raises ``ConfigError`` if the model cannot judge.
+    """
+    judge, field = config.reward_score.judge, "reward_score.judge.model.path"
+    path = judge.model.path
+    if not judge.enable or path is None:
+        return None
+    info = ModelInfo.of(config.model)
+    if judge.is_frozen:
+        fetch_model(path, field)
+        info = ModelInfo.read(path, judge.model.trust_remote_code)
+        check_weights(info, f"{field}={path!r}")
+        check_head_size(info, device_type, f"name another model as {field}")
+        tokenizer = load_tokenizer(path, judge.model.trust_remote_code, field)
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"{field}={path!r}: its tokenizer has no chat template to judge by; name another model")
+    try:
+        render_untrusted("", tokenizer)
+    except ConfigError as error:
+        raise ConfigError(f"{field}={path!r}: {error}") from error
+    if info.max_length is not None and judge.max_length > info.max_length:
+        raise ConfigError(
+            f"reward_score.judge.model.max_prompt_length={judge.model.max_prompt_length}: with "
+            f"reward_score.judge.max_tokens={judge.max_tokens} more than the {info.max_length} tokens that "
+            f"{field}={path!r} takes; lower it"
+        )
+    return tokenizer
+
+
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
-    """Call each data source's custom function on the source's first record, as training will.
+    """Call each data source's custom function on the source's first record, as in training.
 
     The response is empty in one call and the ground truth in another. Returns a warning for each call that exceeded a
     limit.
@@ -218,9 +258,11 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
     for record in records:
         firsts.setdefault(record.data_source, record)
     if unused := sorted(custom.keys() - firsts.keys() - {"*"}):
-        entry = f"{unused[0]}={custom[unused[0]]}"
+        field, entry = "custom_functions", f"{unused[0]}={custom[unused[0]]}"
+        if unused[0] in config.judge.data_sources:
+            field, entry = "judge.data_sources", unused[0]
         raise ConfigError(
-            f"reward_score.custom_functions={entry!r}: no prompt has the data_source {unused[0]!r}; the data have "
+            f"reward_score.{field}={entry!r}: no prompt has the data_source {unused[0]!r}; the data have "
             f"{', '.join(sorted(firsts)):.500}"
         )
     scored = [record for source, record in firsts.items() if source in custom or "*" in custom]
@@ -236,7 +278,7 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
         f"reward_score.custom_functions: the function of data_source={record.data_source!r} scored the response "
         f"{text!r:.100} 0 for {verdict.reason}, tried on the first record"
         for (record, text), verdict in zip(tries, verdicts, strict=True)
-        if verdict.reason not in ("custom", "error")
+        if verdict.reason in FAILURES
     ]
 
 

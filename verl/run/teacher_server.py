@@ -1,11 +1,9 @@
-"""Asks a teacher at an address of its own for the log-probabilities of the policy's responses.
+"""Client of an external teacher server, which returns the log-probabilities of the policy's responses.
 
-The server is vLLM's (``vllm serve``), or another whose ``/v1/completions`` takes token ids and ``prompt_logprobs``.
+The server is ``vllm serve``, or any server whose ``/v1/completions`` accepts token ids and ``prompt_logprobs``.
 """
 
 import asyncio
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,16 +17,16 @@ from verl.batch import Batch
 from verl.cluster.failures import MachineError
 from verl.config.errors import ConfigError
 from verl.config.teacher import TeacherServerConfig
+from verl.utils.http import MAX_BYTES, ServerError, ask_json, key_session
 from verl.utils.portable import printable
 
 KEY = "OPENAI_API_KEY"
-"""Environment variable with the server's key, if it needs one; the key appears in no message."""
+"""Environment variable with the server's API key, if it requires one. Messages never contain the key."""
 
 FIELD = "teacher.server.address"
 
-MAX_BYTES = 1 << 20
 BYTES_PER_TOKEN = 1 << 10
-"""Maximum size of an answer: a constant part, and a part per token of the request."""
+"""Maximum size of an answer per token of the request, in addition to ``MAX_BYTES``."""
 
 MAX_TEXTS = 100
 """Maximum number of texts on which the tokenizers of policy and server are compared."""
@@ -45,47 +43,32 @@ TEXTS = (
     *("Stra\u00dfe na\u00efve caf\u00e9", "\u4eca\u5929\u5929\u6c14", "\u041f\u0440\u0438\u0432\u0435\u0442"),
     *("\u0645\u0631\u062d\u0628\u0627", "\U0001f600\U0001f44d\U0001f3fd", "e\u0301\u200b|"),
 )
-"""Texts of many kinds to compare tokenizers on, before those of the run."""
+"""Various texts on which tokenizers are compared, followed by texts of the run."""
 
 LOWEST = -1e30
-"""Lowest log-probability to take for one, which float32 holds."""
+"""Lower bound of valid log-probabilities, which float32 can represent."""
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the first repetition of a request; each further pause is twice as long."""
-
-REPEATED = (408, 429, 500, 502, 503, 504)
-"""HTTP statuses after which a request is repeated."""
-
-
-class ServerError(Exception):
-    """Raised if the server does not answer, or not as it should.
-
-    Args:
-        again: Whether the same request may succeed later.
-    """
-
-    def __init__(self, message: str, again: bool) -> None:
-        super().__init__(message)
-        self.again = again
+"""Seconds before the first retry of a request. Each further pause is twice as long."""
 
 
 class TeacherServer:
-    """A teacher behind ``options.address``, checked when it is created.
+    """Client of the teacher at ``options.address``, which is checked on construction.
 
     Args:
         tokenizer: The policy's tokenizer.
-        texts: Texts of the run, on which, as on ``TEXTS``, the server's tokenizer must agree with it.
+        texts: Texts of the run. The server must tokenise these and ``TEXTS`` like ``tokenizer``.
 
     Raises:
-        ConfigError: If the server does not answer, has several models and none is chosen, has another tokenizer, or
-            does not return the log-probabilities of a prompt.
+        ConfigError: If the server does not answer, serves several models of which none is chosen, uses a different
+            tokenizer, or does not return the log-probabilities of a prompt.
     """
 
     def __init__(self, options: TeacherServerConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
         self.options = options
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
-        """Maximum number of tokens of a prompt with its response, or None if unknown."""
+        """The server's ``max_model_len``, or None if unknown. A prompt and its response together must be shorter."""
         self.note = ""
         """Warning that the tokenizers could not be compared, or an empty string."""
         try:
@@ -97,7 +80,7 @@ class TeacherServer:
         """Return the teacher's log-probability of each response token of ``batch``, [M] float32, in nats.
 
         Raises:
-            ConfigError: If a row is longer than the server reads.
+            ConfigError: If a row reaches the server's ``limit``.
             MachineError: If a request fails ``max_retries + 1`` times.
         """
         rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
@@ -127,7 +110,7 @@ class TeacherServer:
             return await asyncio.gather(*map(score, rows))
 
     async def _score(self, session: aiohttp.ClientSession, row: list[int]) -> list[float]:
-        """Return the log-probability of each token of ``row``, which is 0 for the first."""
+        """Return the log-probability of each token of ``row``, and 0 for its first token."""
         # vLLM generates at least one token, which is not read; prompt_logprobs=0 asks for the prompt's tokens alone.
         body = {"model": self.options.model, "prompt": row, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
         answer = await self._ask(session, "POST", f"{self._url}/completions", body, len(row))
@@ -145,11 +128,11 @@ class TeacherServer:
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, num_tokens: int = 0
     ) -> Any:
-        """Return the JSON value of an answer, after up to ``max_retries`` repetitions."""
+        """Send a request with up to ``max_retries`` retries, and return the JSON value of the answer."""
         pause = FIRST_PAUSE_S
         for left in reversed(range(self.options.max_retries + 1)):
             try:
-                return await self._ask_once(session, method, url, body, MAX_BYTES + BYTES_PER_TOKEN * num_tokens)
+                return await ask_json(session, method, url, body, MAX_BYTES + BYTES_PER_TOKEN * num_tokens)
             except ServerError as error:
                 if not (error.again and left):
                     raise
@@ -157,34 +140,8 @@ class TeacherServer:
             pause *= 2
         raise AssertionError("the last repetition returns or raises")
 
-    async def _ask_once(
-        self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, limit: int
-    ) -> Any:
-        try:
-            async with session.request(method, url, json=body, allow_redirects=False) as answer:
-                data = bytearray()
-                async for chunk in answer.content.iter_any():
-                    data += chunk
-                    if len(data) > limit:
-                        raise ServerError(f"{url} answered more than {limit} bytes", again=False)
-        except TimeoutError:
-            raise ServerError(f"{url} did not answer within {self.options.timeout_s:g} s", again=True) from None
-        except (aiohttp.ClientError, ValueError, OSError) as error:  # an address or a key that no request can have
-            raise ServerError(f"{url} does not answer ({' '.join(str(error).split()):.200})", again=True) from None
-        # A server may repeat the key that it was given.
-        text = data.decode(errors="replace").replace(os.environ.get(KEY) or "\0", "***")
-        if answer.status != 200:
-            said = f"{url} answered {answer.status}: {' '.join(text.split()):.200}"
-            raise ServerError(said, again=answer.status in REPEATED)
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise ServerError(f"{url} answered no JSON: {' '.join(text.split()):.200}", again=True) from None
-
     def _session(self) -> aiohttp.ClientSession:
-        key = os.environ.get(KEY)
-        timeout = aiohttp.ClientTimeout(total=self.options.timeout_s)
-        return aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout)
+        return key_session(KEY, self.options.timeout_s)
 
     # --- Checks ---
 
@@ -214,7 +171,7 @@ class TeacherServer:
     async def _compare_tokenizers(
         self, session: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
     ) -> None:
-        """Raise ``ServerError`` if the server makes other tokens of a text than the policy's tokenizer."""
+        """Raise ``ServerError`` if the server tokenises a text differently from the policy's tokenizer."""
         url = f"{self._url.removesuffix('/v1')}/tokenize"
         for text in texts:
             body = {"model": self.options.model, "prompt": text, "add_special_tokens": False}

@@ -61,7 +61,7 @@ class RunInfo:
 
 
 def check_trackers(loggers: Sequence[str]) -> None:
-    """Check that all trackers can be used, before anything starts.
+    """Check that all trackers can be used, before the run starts.
 
     Raises:
         ConfigError: If a package or an API key is missing.
@@ -102,7 +102,7 @@ def _check_wandb(field: str) -> None:
 
 
 def keep_records(path: Path, last_step: int) -> Path | None:
-    """Remove the records of steps after ``last_step``, and a last line that is incomplete.
+    """Remove the records of steps after ``last_step``, and an incomplete last line.
 
     If other lines are damaged, copy the file, keep only the readable records, and return the copy's path.
 
@@ -200,7 +200,7 @@ def markdown_table(table: Table) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return ``text`` with line breaks kept, and special characters of Markdown and HTML as numeric entities."""
+    """Replace special characters of Markdown and HTML with numeric entities, but keep line breaks."""
     escaped = re.sub(r"[^\w\s]", lambda match: f"&#{ord(match[0])};", text)
     return re.sub(r"\r\n?|\n", "<br>", escaped)
 
@@ -290,4 +290,4 @@ BACKENDS: dict[str, Callable[[RunInfo], Backend]] = {
     "mlflow": _mlflow_backend,
     "swanlab": _swanlab_backend,
 }
-"""Name in ``trainer.logger`` -> function that opens its backend."""
+"""Maps each name in ``trainer.logger`` to the function that opens its backend."""

@@ -34,13 +34,13 @@ from verl_pages.run_folder import METRICS, START, SUMMARY
 
 
 class Tracker:
-    """Appends one record per step to every backend; call :func:`drop_records` first to remove repeated steps.
+    """Appends one record per step to every backend. Call :func:`drop_records` first to remove repeated steps.
 
     Args:
-        loggers: Names in ``BACKENDS`` to open; ``console`` is handled by the progress display.
+        loggers: Names in ``BACKENDS`` to open. ``console`` is handled by the progress display.
         config: Configuration dataclass, written to ``config.yaml`` and passed to the trackers.
         last_step: Step that the run resumes from, or None if it starts from scratch.
-        attempt: Current attempt, which refuses writes once a newer attempt has taken over, or None for no check.
+        attempt: Current attempt, which rejects writes once a newer attempt has taken over, or None to skip the check.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Tracker:
         self._backends = [jsonl_backend(folder / METRICS), *opened]
 
     def add(self, backend: Backend) -> None:
-        """Add a backend, which records after the others."""
+        """Add a backend that records after the existing backends."""
         self._backends.append(backend)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -93,7 +93,7 @@ class Tracker:
 
 
 def drop_records(folder: Path, last_step: int | None) -> list[str]:
-    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None; return notes.
+    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None. Return notes.
 
     TensorBoard hides later steps automatically, and wandb ignores steps it has already seen.
 

@@ -16,7 +16,7 @@ TRIED_PROMPTS = 16
 def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return a warning for each data source whose first prompts do not ask for the answer format that is rewarded.
 
-    Data sources with custom functions, or with verifiers of formats other than a box, are skipped.
+    Data sources are skipped if they have custom functions or if their verifiers do not expect boxed answers.
     """
     firsts: dict[str, list[PromptRecord]] = {}
     for record in records if mode == "independent" else ():
@@ -74,7 +74,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
 
 
 def start_notes(config: PPOConfig) -> list[str]:
-    """Return notes on mini-batches that do not divide the batch, and on the critic of ``gae``."""
+    """Return notes on mini-batches that do not divide the batch, the critic of ``gae``, and the judge."""
     batch, size = config.data.train_batch_size, config.actor.ppo_mini_batch_size
     notes = []
     if batch % size:
@@ -87,6 +87,11 @@ def start_notes(config: PPOConfig) -> list[str]:
             f"algorithm.adv_estimator={config.algorithm.adv_estimator}: trains a critic beside the policy, from "
             f"critic.model.path={config.critic.model.path}; algorithm.adv_estimator=grpo needs none"
         )
+    judge = config.reward_score.judge
+    if judge.enable:
+        what = "compares the responses to each prompt" if judge.pairs else "scores responses"
+        sources = f" to {', '.join(judge.data_sources)}" if judge.data_sources else ""
+        notes.append(f"judge: {judge.description}, {what}{sources}, with weight {judge.weight:g}")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Pool of engines on their own devices, which replaces lost engines."""
+"""Pool of rollout engines on separate devices, which replaces lost engines."""
 
 import threading
 import time

@@ -30,7 +30,7 @@ class EngineCalls:
     method: str
     """Name of the worker method to call."""
     copies: int
-    """Number of consecutive workers per engine. All are called, but only the first result is used."""
+    """Number of consecutive workers per engine. All workers are called, but only the first result is used."""
 
     def __post_init__(self) -> None:
         self._ranks = self.workers.living.copy()
@@ -50,16 +50,16 @@ class EngineCalls:
         self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
 
     def check(self) -> None:
-        """Check supervision and time limits, in between replies."""
+        """Check supervision and time limits between replies."""
         self.workers.check(self.method, self._started)
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
-        """Wait for one engine, or for all busy ones, and return ``(engine, reply)`` for those that have replied.
+        """Wait for one or all busy engines, and return ``(engine, reply)`` for each engine that has replied.
 
         The reply of a lost engine is None.
 
         Raises:
-            WorkerError: If a worker raised, or was lost and the others cannot continue.
+            WorkerError: If a worker raised an exception, or was lost and the other workers cannot continue without it.
         """
         engines = {call: engine for engine, calls in self._calls.items() for call in calls}
         ranks = {
@@ -119,7 +119,7 @@ def generate_responses(
     requests = ResponseRequests(
         rows=range(len(prompts)),
         prompt_ids=[record.input_ids for record in prompts],
-        # Responses to a prompt that is there twice have streams of their own.
+        # Duplicates of a prompt have separate random streams.
         streams=[
             response_stream(seed, record.uid, times * n + i)
             for record, times in zip(records, occurrences(records), strict=True)
@@ -148,11 +148,11 @@ class Generation:
     """One pass of all engines over ``requests``; each request is identified by its row index.
 
     Raises:
-        WorkerError: If an engine holds another version of the weights.
+        WorkerError: If the weights of an engine do not have the expected ``version``.
     """
 
     workers: WorkerGroup
-    """Workers that hold an engine, such as :class:`verl.workers.hybrid.HybridWorker`."""
+    """Workers with an engine, such as :class:`verl.workers.hybrid.HybridWorker`."""
     copies: int
     """Number of consecutive workers that form one engine."""
     requests: ResponseRequests
@@ -164,13 +164,13 @@ class Generation:
     """Callback that receives responses shortly after they finish."""
     enough: Callable[[Sequence[int]], bool] | None = None
     """Callback that receives the finished responses after each round of replies; once it returns True, the remaining
-    responses are cut. If it is None, all responses are finished."""
+    responses are cut. If the callback is None, all responses are finished."""
     conversations: Conversations | Sessions | None = None
     """Multi-turn conversations to which the requests belong, or None for single-turn responses."""
     steps_per_call: int | None = None
     """Number of engine steps between two replies, or None for ``STEPS_PER_CALL``."""
     version: int | None = None
-    """Version of the weights with which to sample, or None for any."""
+    """Required version of the engines' weights, or None to accept any version."""
 
     def __post_init__(self) -> None:
         engines: list[EngineCapacity] = self._call_all("start_generation")

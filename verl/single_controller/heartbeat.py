@@ -1,9 +1,9 @@
 """Heartbeats between the driver and its workers over a dedicated connection.
 
-By default, Ray's health checks take a minute to declare a silent machine dead. They are configured when the cluster
-starts, they notice lost machines but not stopped processes, and workers that lose their driver keep running. With
-``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (Ray alone:
-14 s), and the workers on the other side exit after 8 s (Ray alone: 140 s). With heartbeats, both sides react within
+By default, Ray's health checks take a minute to declare a silent machine dead. These checks are configured when the
+cluster starts and do not notice stopped processes, and workers that lose their driver keep running. With
+``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (14 s with
+Ray alone). The disconnected workers exit after 8 s (140 s with Ray alone). With heartbeats, both sides react within
 ``detection_s``: the driver ends the attempt, and the worker exits.
 """
 
@@ -30,7 +30,7 @@ LAST_RESORT_S = 45.0
 
 
 class HeartbeatSettings(NamedTuple):
-    """Settings that a worker needs to connect to its driver."""
+    """Settings with which a worker connects to its driver."""
 
     address: tuple[str, int]
     token: bytes
@@ -45,7 +45,7 @@ def interval(detection_s: float) -> float:
 def _beats(
     connection: socket.socket, detection_s: float, hear: Callable[[bytes], None] = lambda beats: None
 ) -> Iterator[float]:
-    """Exchange beats until the other side hangs up, repeatedly yielding the seconds since it was last heard.
+    """Exchange beats until the connection is closed, repeatedly yielding the seconds since the last received beat.
 
     A beat is a line with the :class:`Stage` of the sending process; ``hear`` receives the raw beats.
 
@@ -74,7 +74,7 @@ def _beats(
 
 
 class Heartbeat:
-    """Driver side of the heartbeat, with one thread that accepts workers and one listener thread per worker.
+    """Heartbeat server in the driver, with one thread that accepts workers and one listener thread per worker.
 
     Args:
         host: Address of this machine that the workers can reach.
@@ -154,7 +154,7 @@ def follow(settings: HeartbeatSettings, rank: int) -> None:
 def _set_alarm(detection_s: float) -> None:
     """Make the kernel kill the process if the heartbeat thread cannot run.
 
-    This happens if another thread holds the interpreter's lock or the process is stopped. The delay gives a process
+    The kill happens if another thread holds the interpreter's lock or the process is stopped. The delay gives a process
     that was stopped enough time to write its stacks.
     """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)

@@ -46,7 +46,7 @@ class PeakMemory:
             self._resets = False
 
     def read(self) -> MemoryPeak:
-        """Return the peak since the last ``reset``, or on a CPU whose peak cannot be reset, the current use."""
+        """Return the peak since the last ``reset``, or the current memory use if the host's peak cannot be reset."""
         if self._on_gpu:
             return MemoryPeak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
         if self._resets:

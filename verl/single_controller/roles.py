@@ -81,7 +81,7 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
 
 @dataclass(eq=False)
 class ModelWorkers:
-    """Worker group in one of its roles."""
+    """Handle of a worker group in one role, such as policy or critic."""
 
     workers: WorkerGroup
     copies: int = 1
@@ -89,13 +89,13 @@ class ModelWorkers:
     balance: bool = False
     """Whether to balance the number of tokens per worker instead of only the number of rows."""
     whole_prompts: bool = False
-    """Whether balancing keeps the responses to a prompt together if the prompts split evenly."""
+    """Whether balancing keeps the responses to a prompt together if the prompts divide evenly into shares."""
 
     def map_rows(self, method: str, batch: Batch) -> Batch:
         """Call ``method`` on shares of ``batch`` and return the resulting episodes in the batch's order.
 
         Workers gather parameters together and must run the same number of forward passes, so all shares are padded to
-        equal size with copies of the shortest row, whose results are discarded.
+        equal size with copies of the shortest row. The copies' results are discarded.
         """
         order, _ = self._shares(batch)
         results = self.workers.run_split(method, batch[order], copies=self.copies)
@@ -111,13 +111,13 @@ class ModelWorkers:
         return metrics
 
     def run_scoring_update(self, method: str, batch: Batch, *arguments: Any) -> tuple[dict[str, float], Batch]:
-        """Like :meth:`run_update`, but for methods that also return episodes; these keep the order of ``batch``."""
+        """Like :meth:`run_update`, but also return the episodes that ``method`` returns, in the order of ``batch``."""
         rows, order = self._to_learn(batch)
         results = self.workers.run_split(method, rows, *arguments, copies=self.copies)
         return results[0][0], Batch.join([scored for _, scored in results])[inverse(order)]
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Return the rows in the order in which they are split into shares, and that order."""
+        """Return the rows in share order with copies excluded from the loss, and that order as row indices."""
         order, copied = self._shares(batch)
         return _unlearned(batch[order], copied), order
 
@@ -126,7 +126,7 @@ class ModelWorkers:
         return self.workers.world_size // self.copies
 
     def _shares(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the order in which rows are split into shares, and a bool mask of the rows that are copies.
+        """Return row indices in the order of the shares, and a bool mask that marks copied rows.
 
         The shortest row is repeated until all shares have the same size.
         """
@@ -208,8 +208,14 @@ class PolicyWorkers(ModelWorkers):
         seed: int,
         on_finished: Callable[[Batch], None] = lambda part: None,
         settings: Mapping[str, Any] | None = None,
+        max_response_length: int | None = None,
     ) -> Batch:
-        """Let the engines sample with the latest weights; see :func:`generate_responses`."""
+        """Let the engines sample with the latest weights; see :func:`generate_responses`.
+
+        ``max_response_length``, if set, is that of :class:`ResponseRequests`.
+        """
+        if max_response_length is not None:
+            settings = {**(settings or {}), "max_response_length": max_response_length}
         self._pull_weights()
         return generate_responses(
             self.engines,
@@ -217,7 +223,7 @@ class PolicyWorkers(ModelWorkers):
             records,
             sampling,
             seed,
-            self.config.data.max_response_length,
+            max_response_length or self.config.data.max_response_length,
             deterministic=self._deterministic,
             on_finished=on_finished,
             settings=settings,
@@ -232,14 +238,14 @@ class PolicyWorkers(ModelWorkers):
         enough: Callable[[Sequence[int]], bool],
         conversations: Conversations | Sessions | None = None,
     ) -> Generation:
-        """Return a pass of the engines over ``requests`` with the latest weights, which has not begun yet."""
+        """Prepare a pass of the engines over ``requests`` with the latest weights; its ``run`` starts sampling."""
         self._pull_weights()
         engines = (self.engines, self._engine_size, requests, self._deterministic)
         return Generation(*engines, on_finished, enough, conversations, version=self._version)
 
     @property
     def _version(self) -> int:
-        """Version of the weights with which to sample."""
+        """Version of the weights to sample with."""
         return self._held_version if self._held else self._newest_version
 
     @property
@@ -247,7 +253,7 @@ class PolicyWorkers(ModelWorkers):
         return self.config.trainer.deals_by_counts(self.engines.device_type)
 
     def finish_generation(self) -> None:
-        """Make engines in the models' workers free their memory until they next generate or receive weights."""
+        """Make engines that share workers with the models free their memory until they generate or receive weights."""
         if self.pool is None:
             self.workers.run("finish_generation")
 
@@ -274,7 +280,7 @@ class PolicyWorkers(ModelWorkers):
         self._newest = self.workers.run("publish_weights", self._dtype, version)[0]
 
     def hold_weights(self) -> None:
-        """Make a pool keep sampling with the current weights until :meth:`release_weights`, ignoring newer ones."""
+        """Make a pool keep sampling with the current weights until :meth:`release_weights`, ignoring newer weights."""
         self._take_newest()
         self._held, self._held_version = True, self._newest_version
 
@@ -289,7 +295,7 @@ class PolicyWorkers(ModelWorkers):
             self._weights, self._pulled = self._newest, False
 
     def _pull_weights(self) -> None:
-        """Make the engines of a pool load the weights with which they should sample, if they have not yet."""
+        """Make a pool's engines load the weights to sample with, unless they have already loaded them."""
         if self.pool is None:
             return
         if not self._held:

@@ -39,9 +39,9 @@ class Supervision:
     collective_timeout_s: float | None = None
     """Timeout of collective operations in seconds, or None for torch's default."""
     logs: Path | None = None
-    """Folder for the workers' logs and stacks, or None for Ray's own logs."""
+    """Folder for the workers' logs and stacks, or None to use Ray's logs."""
     kind: str = "worker"
-    """Noun for a worker of the group in messages."""
+    """Name for a worker of this group in messages."""
     say_stage: Callable[[str], None] = lambda stage: None
     """Callback that receives the current startup stage whenever a worker is the first to reach it."""
     interrupt: Callable[[], None] = lambda: None
@@ -81,7 +81,7 @@ class Supervisor:
         return f"{self.options.kind} {rank}{on}"
 
     def check(self, method: str, seconds: float) -> None:
-        """Check the workers; called about once a second during a call that has lasted ``seconds`` so far.
+        """Check the workers. ``seconds`` is the duration of the call in progress, during which checks run every second.
 
         Raises:
             MachineError: If a worker is silent or the call exceeds its time limit.
@@ -112,10 +112,10 @@ class Supervisor:
         return reachable(self._head, HEAD_S)
 
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
-        """Return the error for a worker that was lost in ``method``, and make the others write their stacks.
+        """Return the error for a worker that was lost in ``method``, and make the other workers write their stacks.
 
-        The others may be waiting for the lost worker forever. ``report`` is Ray's multi-line message about the failure;
-        it is appended to the worker's log.
+        The other workers may be waiting for the lost one forever. ``report`` is Ray's multi-line message about the
+        failure, which is appended to the worker's log.
         """
         if not self.head_answers():
             return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")

@@ -49,13 +49,13 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Substring of Ray's message about a lost worker -> its meaning. The rest is guesses and internal names."""
+"""Maps substrings of Ray's messages about a lost worker to their meaning. Ray adds guesses and internal names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN_COUNT = "20000"
-"""Number of times that an idle OpenMP thread polls for work before it sleeps, by default 300,000. On a busy machine,
-polling takes the core from the thread that is waited for (benchmarks/threads.md)."""
+"""Number of times that an idle OpenMP thread polls for work before it sleeps (the default is 300,000). On a busy
+machine, polling threads take the core from the thread that they wait for (benchmarks/threads.md)."""
 
 
 def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -90,6 +90,9 @@ class WorkerGroup:
         workers_per_world: Number of consecutive ranks that form a ``torch.distributed`` world, or None for all of them.
         check_devices: Callback that receives the memory of each worker's GPU in bytes (0 on a CPU) before the workers
             load anything; if it raises, the workers are stopped.
+        beside: Group whose machines and devices these workers share, or None to reserve others.
+        device_share: Share of a GPU that a worker takes from those that Ray lends. With 0.9, one worker of another
+            group that takes 0.1 fits beside it, and not two.
 
     On a CPU, each worker uses :func:`cpu_threads` threads.
     """
@@ -110,6 +113,8 @@ class WorkerGroup:
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
         workers_per_world: int | None = None,
+        beside: "WorkerGroup | None" = None,
+        device_share: float = 1.0,
     ) -> None:
         self.workers_per_node = workers_per_node
         self.device_type = device_type
@@ -118,11 +123,12 @@ class WorkerGroup:
         self.living = list(range(self.world_size))
         """Ranks that receive calls."""
         self._peak: MemoryPeak | None = None
-        self._placement = self._reserve(nnodes)
+        self._beside, self._device_share = beside, device_share
+        self._placement: PlacementGroup = self._reserve(nnodes) if beside is None else beside._placement
         try:
             machines = survey(self._placement) if survey else [MachineSetup(available_cores(), {})] * nnodes
         except BaseException:
-            remove_placement_group(self._placement)
+            self._release()
             raise
         setups = [machines[rank // workers_per_node] for rank in range(self.world_size)]
         self._threads = [cpu_threads(workers_per_node, setup.cores) for setup in setups]
@@ -162,11 +168,15 @@ class WorkerGroup:
             )
         return placement
 
+    def _release(self) -> None:
+        if self._beside is None:
+            remove_placement_group(self._placement)
+
     def _new_process(self, rank: int) -> Any:
         actor_class: Any = ray.remote(_Host)
         return actor_class.options(
-            num_cpus=1,
-            num_gpus=1 if self.device_type == "cuda" else 0,
+            num_cpus=1 if self._beside is None else 0,
+            num_gpus=self._device_share if self.device_type == "cuda" else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank // self.workers_per_node),
             runtime_env={"env_vars": self._variables[rank]},
         ).remote()
@@ -188,8 +198,8 @@ class WorkerGroup:
 
         A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
-        Values that a method yields stay in Ray's object store; its result is then a :class:`Stored`, which can be
-        passed to other methods in their place.
+        If a method yields values, they stay in Ray's object store. The result is a :class:`Stored`, which can be passed
+        to other methods instead of the values.
 
         Raises:
             WorkerError: If a worker raises or dies.
@@ -201,7 +211,7 @@ class WorkerGroup:
         return self.run(method, *arguments)
 
     def leave_out(self, error: MachineError) -> int:
-        """Continue without the lost worker and the rest of its world, and return its rank.
+        """Remove the lost worker and all other workers of its world, and return the lost worker's rank.
 
         This base class raises ``error`` because its workers cannot continue without the lost one.
         """
@@ -211,8 +221,8 @@ class WorkerGroup:
         """Like :meth:`run`, but pass each worker one contiguous share of ``batch``, in rank order.
 
         Shares differ by at most one row. A batch with fewer rows than shares raises ``ValueError`` because idle ranks
-        would hang the others. Each set of ``copies`` consecutive workers processes the same share, which is stored only
-        once for all of them, and only the first of them returns its result.
+        would hang the others. ``copies`` consecutive workers process the same share, which is stored only once. Only
+        the first of these workers returns its result.
         """
         size, num_shares = len(batch), self.world_size // copies
         if size < num_shares:
@@ -254,7 +264,7 @@ class WorkerGroup:
                 for worker in self._workers:
                     ray.kill(worker)
                 with suppress(RayError):
-                    remove_placement_group(self._placement)
+                    self._release()
         finally:
             self._supervisor.close()
 
@@ -280,7 +290,7 @@ class WorkerGroup:
         Raise at the first failure, because the other workers may wait for the failed one forever.
 
         Args:
-            started: Time on the monotonic clock from which the time limit counts.
+            started: Start of the time limit on the monotonic clock.
         """
         pending = list(calls)
         while pending:
@@ -295,7 +305,7 @@ class WorkerGroup:
             yield from results.items()
 
     def check(self, method: str, started: float) -> None:
-        """Check supervision and time limits while the driver waits for something else than workers, in ``method``."""
+        """Check supervision and time limits while the driver waits for something other than workers, in ``method``."""
         self._supervisor.check(method, time.monotonic() - started)
 
     @staticmethod
@@ -347,7 +357,7 @@ class Stored(NamedTuple):
 class _Host:
     """Ray actor of a worker, which imports the worker class only in ``start``, after the environment is set.
 
-    Calls of the worker return the result with the peak memory, to avoid a separate call.
+    Each call returns the worker's result together with its peak memory, to avoid a separate call.
     """
 
     def prepare(

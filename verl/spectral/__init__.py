@@ -1,4 +1,4 @@
-"""Computes spectra of all prefixes of a matrix; the package is pure linear algebra that depends only on torch.
+"""Computes the spectra of all prefixes of a matrix. The package is pure linear algebra and depends only on torch.
 
 The entry points are :func:`prefix_functionals` (effective ranks and entropies) and :func:`prefix_spectral_sums` (sums
 of powers of singular values). docs/spectral.md derives the method and its errors.

@@ -1,7 +1,7 @@
-"""Computes the memory needed for the spectra of one response, and the block size that keeps the memory within a bound.
+"""Estimates the memory needed for one response's spectra, and chooses a block size that keeps it within a bound.
 
-A response of n rows and D columns is factored either as one n x n Gram matrix, or in blocks of s rows with additional
-D x D matrices. The formulas are derived in docs/spectral.md, "Memory".
+A response of n rows and D columns is factored either as one n x n Gram matrix or in blocks of s rows, with additional D
+x D matrices. The formulas are derived in docs/spectral.md, "Memory".
 """
 
 import math
@@ -10,23 +10,23 @@ MAX_BYTES = 1280 * 2**20
 """Default bound on the memory for the spectra of one response."""
 
 PADDING = 8
-"""Padding, in elements, between the rows of a factor: one cache line. Rows whose distance is a multiple of 4 KiB, such
-as rows of 512 elements, share the same few cache sets, which slowed products down by a fifth."""
+"""Padding between the rows of a factor, in elements: one cache line. Without padding, rows of 512 elements, for
+example, are 4 KiB apart and share a few cache sets, which made products 20 % slower."""
 
 PANELS = 3 * 64 + PADDING
-"""Number of columns in a panel's temporaries: the panel, its solved part with a copy, and the padding."""
+"""Number of columns in a panel's temporaries: the panel, its solved part, a copy of that part, and the padding."""
 
 BLOCK_ROWS = 1024
-"""Number of rows to convert to float64 at a time when not all are needed at once."""
+"""Number of rows to convert to float64 at a time if they are not all needed at once."""
 
 WIDEST_WHOLE_BLOCK = 512
 """Up to this D, blocks have D rows; smaller blocks would use the processor inefficiently."""
 
 
 def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
-    """Return the number of rows per block that needs the fewest operations within ``max_bytes``.
+    """Return the number of rows per block that minimises operations while memory stays within ``max_bytes``.
 
-    Candidates are all rows, D rows, and fractions of D rows. If none fits, the one that needs the least memory is used.
+    Candidates are all rows, D rows, and fractions of D rows. If none of them fits, the smallest in memory is returned.
     """
     if rows <= width:
         return rows
@@ -39,7 +39,7 @@ def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
 
 
 def factor_operations(rows: int, width: int, size: int) -> float:
-    """Return the floating-point operations for one shift of one response in blocks of ``size`` rows."""
+    """Return the number of floating-point operations per shift to factor a response in blocks of ``size`` rows."""
     if size == rows:
         return rows**3 / 3
     per_block = width**3 / 3 + width**2 * size + width * size**2 + size**3 / 3
@@ -47,21 +47,21 @@ def factor_operations(rows: int, width: int, size: int) -> float:
 
 
 def shift_elements(rows: int) -> int:
-    """Return the elements needed per shift for a single-block response: the factor and a panel's temporaries."""
+    """Return the number of elements per shift of a single-block response: the factor and a panel's temporaries."""
     return rows * (rows + PANELS)
 
 
 def block_elements(size: int, width: int) -> int:
-    """Return the elements needed for one shift of a block of ``size`` rows.
+    """Return the number of elements needed per shift by a block of ``size`` rows.
 
-    The elements hold S, the factor of S + t I with the solved rows below, the rows and their temporaries, and the Gram
-    matrix with its factor.
+    The elements are S, the factor of S + t I with the solved rows below it, the rows and their temporaries, and the
+    Gram matrix with its factor.
     """
     return 2 * width**2 + 4 * size * width + 2 * size**2 + PANELS * (width + size)
 
 
 def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
-    """Return the bytes needed for one response in blocks of ``size`` rows with ``shifts`` shifts at a time."""
+    """Return the bytes needed to factor one response in blocks of ``size`` rows, ``shifts`` shifts at a time."""
     if size == rows:
         rows_in_float64 = (rows + 3 * min(rows, BLOCK_ROWS)) * width
         return 8 * (rows**2 + max(rows_in_float64, shifts * shift_elements(rows)))
@@ -71,19 +71,19 @@ def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
 def decomposition_bytes(rows: int, width: int) -> int:
     """Return the bytes needed to decompose the prefixes of one response.
 
-    With m = min(n, D), this covers rows ``[m, D]``, a block of rows with its temporaries, and three matrices: the Gram
-    or scatter matrix, its part for one prefix and the decomposition's workspace, or matrices of up to m + 1024 rows.
+    With m = min(n, D), these are rows ``[m, D]``, a block of rows with its temporaries, and three matrices of up to m +
+    1024 rows, such as the Gram or scatter matrix, its part for one prefix, and the decomposition's workspace.
     """
     smaller, block = min(rows, width), min(rows, BLOCK_ROWS)
     return 8 * (smaller * width + 3 * (smaller + block) * smaller + 3 * block * width)
 
 
 def workspace_bound(rows: int, width: int, decomposes: bool, max_bytes: int = MAX_BYTES) -> int:
-    """Return the maximum bytes needed for the spectra of one response of at most n = ``rows`` rows.
+    """Return the maximum number of bytes needed for the spectra of one response of up to n = ``rows`` rows.
 
-    The result is ``max_bytes`` unless D x D matrices alone exceed it. In that case, factorisations need
-    8 (2 D^2 + D^2 / 4 + ...) bytes, or 8 (7 D^2 + ...) if prefixes may be decomposed (``decomposes``). The only terms
-    that grow with n are vectors of length n.
+    The result is ``max_bytes``, or more if D x D matrices alone exceed it. In that case, factorisations need 8 (2 D^2 +
+    D^2 / 4 + ...) bytes, or 8 (7 D^2 + ...) if prefixes may be decomposed (``decomposes``). The only terms that grow
+    with n are vectors of length n.
     """
     smallest = block_rows(rows, width, 1)
     floor = response_bytes(rows, width, smallest)

@@ -1,4 +1,4 @@
-"""Cost model that selects the faster method, with constants measured once per device type."""
+"""Cost model to select the faster method. The constants were measured once per device type."""
 
 import math
 from typing import NamedTuple
@@ -16,16 +16,16 @@ class Rates(NamedTuple):
     products: float
     """Floating-point operations per second of batched float64 matrix products."""
     panel: float
-    """Seconds to factor the diagonal block of one panel, in addition to the products."""
+    """Seconds to factor the diagonal block of one panel, excluding matrix products."""
     eigen_call: float
-    """Seconds to compute the eigenvalues of one k x k matrix, independent of k."""
+    """Seconds of overhead, independent of k, to compute the eigenvalues of one k x k matrix."""
     eigen_square: float
     """Additional seconds per k^2."""
     eigen_cube: float
     """Additional seconds per k^3."""
 
     def eigen_seconds(self, size: Tensor) -> Tensor:
-        """Return the seconds to compute the eigenvalues of a k x k matrix, for each k in ``size``."""
+        """Return the time in seconds to compute the eigenvalues of a k x k matrix, for each k in ``size``."""
         return self.eigen_call + self.eigen_square * size**2 + self.eigen_cube * size**3
 
 
@@ -43,7 +43,7 @@ def cheapest_method(
     """Return the faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
 
     ``prefixes [B, P]`` are the row counts of the prefixes, ``shifts`` is the number of nodes in the fit, ``max_bytes``
-    the memory bound for one response, and ``device`` (``cpu`` or ``cuda``) the device of the states.
+    is the memory bound for one response, and ``device`` (``cpu`` or ``cuda``) is the device of the hidden states.
     """
     rates = RATES[device]
     # ``nested`` needs one factorisation per response and shift, regardless of the prefixes.

@@ -1,9 +1,9 @@
-"""Reference methods that compute singular values and ranks of requested prefixes with one decomposition per prefix.
+"""Reference methods for singular values and ranks, which decompose each requested prefix separately.
 
 ``eigh`` computes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
-than D), batched over responses. Squaring loses half the digits: a singular value below about 3e-8 of the largest is
-indistinguishable from rounding errors and returned as exactly 0. ``svd`` decomposes the centred rows directly or, for
-prefixes with more than D rows, the triangular factor of their contrasts. It is slow, but has full float64 accuracy.
+than D), batched over responses. Squaring loses half the digits: singular values below about 3e-8 of the largest are
+indistinguishable from rounding errors and are returned as exactly 0. ``svd`` decomposes the centred rows directly or,
+for prefixes with more than D rows, the triangular factor of their contrasts. ``svd`` is slow but fully accurate.
 """
 
 import math
@@ -21,7 +21,7 @@ from verl.utils.device import to_device
 
 
 def noise_share(rows: int) -> float:
-    """Return the share of the trace of ``rows`` contrasts below which eigenvalues are rounding errors.
+    """Return the fraction of the trace below which eigenvalues are rounding errors, for ``rows`` contrasts.
 
     For matrices of exact rank 1 to 10, measured rounding errors were at most 2.6 machine epsilons for up to 1500 rows,
     and 26 at 20000 rows; they grow with the square root of the number of terms.
@@ -30,7 +30,7 @@ def noise_share(rows: int) -> float:
 
 
 class Spectra(NamedTuple):
-    """Spectra of n prefixes with k rows each."""
+    """Spectra of n prefixes of k rows each."""
 
     rows: int
     """Row count k of the prefixes."""
@@ -49,7 +49,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
         chunk: Chunk of b responses.
         prefixes: Row counts k ``[b, P]`` of the prefixes, on the CPU.
         method: ``svd`` or ``eigh``.
-        svd_rank: Number of largest singular values to return, or None for all.
+        svd_rank: Maximum number of singular values to return, largest first, or None for all.
     """
     leading, longer = {"svd": (_centred, _triangular), "eigh": (_gram, _scatter)}[method]
     device = chunk.hidden.device
@@ -57,7 +57,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
     narrow = [k for k in sizes if k <= chunk.width]
 
     def having(k: int) -> slice | Tensor:
-        """Select the responses that have a prefix of k rows, using a copy-free slice if all of them do."""
+        """Return an index of the responses with a prefix of k rows; if all have one, a slice, which avoids a copy."""
         present = (prefixes == k).any(dim=1)
         return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 
@@ -72,7 +72,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
 _Having = Callable[[int], slice | Tensor]
 
 _Parts = Iterator[tuple[int, Tensor]]
-"""Pairs of a row count k and the singular values of k-row prefixes, for the responses that have one."""
+"""Pairs (k, singular values of the responses' prefixes of k rows). Responses without such a prefix are omitted."""
 
 
 def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
@@ -86,7 +86,7 @@ def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _scatter(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
-    """Decompose prefixes of more than D rows, using a D x D scatter matrix to which each contrast is added once."""
+    """Decompose prefixes of more than D rows, using a D x D scatter matrix that accumulates the contrasts."""
     scatter = chunk.scale.new_zeros(len(chunk), chunk.width, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
@@ -114,7 +114,7 @@ def _triangular(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor, list[int]]]:
-    """Yield the number of preceding rows, the contrasts ``[b, s, D]``, and the ``sizes`` that end in each block."""
+    """Yield each block's number of preceding rows, its contrasts ``[b, s, D]``, and the ``sizes`` that end in it."""
     size = min(chunk.width, BLOCK_ROWS)
     for index, block in enumerate(chunk.contrasts(size, sizes[-1])):
         start = index * size
@@ -122,12 +122,12 @@ def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int,
 
 
 class DecomposedSums(NamedTuple):
-    """Sums over the singular values of each prefix, normalised by the largest singular value."""
+    """Sums over the singular values of each prefix, after division by the largest singular value."""
 
     sums: Tensor
     """Sums, float64 ``[F, b, P]``."""
     scale: Tensor
-    """Largest singular value, or 1 if there is none, float64 ``[b, P]``."""
+    """Largest singular value, or 1 if all singular values of a prefix are 0, float64 ``[b, P]``."""
     ranks: Tensor
     """Traditional ranks ``[b, P]``."""
 
@@ -142,8 +142,8 @@ def decomposed_sums(
 ) -> DecomposedSums:
     """Compute sums of ``functions`` over the spectra of prefixes, and the prefixes' traditional ranks.
 
-    The other arguments match :func:`spectra`; ``eps`` is the relative precision of the entries (see
-    :func:`traditional_rank`).
+    ``eps`` is the relative precision of the entries (see :func:`traditional_rank`). All other arguments are as in
+    :func:`spectra`.
     """
     sums = chunk.scale.new_zeros(len(functions), *prefixes.shape)
     scale, ranks = chunk.scale.new_ones(prefixes.shape), chunk.scale.new_zeros(prefixes.shape)

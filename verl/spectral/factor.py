@@ -1,7 +1,7 @@
-"""Implements blocked Cholesky factorisation of batches of matrices.
+"""Blocked Cholesky factorisation of batches of matrices.
 
-The algorithm is left-looking over panels of columns. Nearly all work is in batched matrix products, which use a GPU's
-matrix units and a CPU's vector units. The diagonal blocks are factored by LAPACK or a GPU's small-matrix kernels.
+The algorithm is left-looking over panels of columns. Nearly all time is spent in batched matrix products, which use a
+GPU's matrix units or a CPU's vector units. LAPACK or a GPU's small-matrix kernels factor the diagonal blocks.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from torch import Tensor
 from verl.spectral.bounds import PADDING
 
 TILE_OPERATIONS = 2.0**28
-"""Maximum number of floating-point operations per tile of :func:`add_product` on a CPU; tiles of 16 rows may exceed it.
-Tiles of 128 rows would be faster for large matrices, but would change the last bits of results."""
+"""Maximum number of floating-point operations per tile of :func:`add_product` on a CPU. Tiles of 16 rows, the minimum,
+may exceed it. Tiles of 128 rows would be faster for large matrices but would change the last bits of results."""
 
 PANEL = {"cpu": 48, "cuda": 64}
-"""Number of columns per panel, by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets:
-for matrices of 512 rows, 64 columns were a fifth slower than 48 (AMD EPYC, MKL)."""
+"""Number of columns per panel, by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets.
+For matrices of 512 rows, panels of 64 columns were 20 % slower than panels of 48 (AMD EPYC, MKL)."""
 
 HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
-"""Minimum number of rows at which matrices on a CPU use a :class:`Head`, with ``HEAD_SHARE`` of the rows rounded to
-whole panels and at most ``HEAD_PANELS`` panels; this is a quarter faster at 512 rows."""
+"""Minimum number of rows for a :class:`Head` on a CPU. A head has ``HEAD_SHARE`` of the rows, rounded to whole panels,
+and at most ``HEAD_PANELS`` panels. A head makes the factorisation of 512 rows 25 % faster."""
 
 
 def device_kind(device: torch.device) -> str:
-    """Return ``cpu`` or ``cuda``, the key for constants that are tuned per device type."""
+    """Return ``cpu`` or ``cuda``, the keys of constants that are tuned per device type."""
     return "cpu" if device.type == "cpu" else "cuda"
 
 
@@ -36,8 +36,8 @@ class Head(NamedTuple):
     """Eigendecomposition of the first m rows and columns of G, shared by all shifts.
 
     With G_11 = V diag(l) V^T and W = G_21 V, eliminating these rows from I + G / t leaves
-    I + (G_22 - W diag(1 / (t + l)) W^T) / t. This replaces a triangular solve per t with a product that uses the same
-    W for all t. Its errors are as small as rounding errors in G, since V is orthogonal up to rounding.
+    I + (G_22 - W diag(1 / (t + l)) W^T) / t. A product with the same W for all t thus replaces a triangular solve per
+    t. The product's errors are as small as rounding errors in G, since V is orthogonal up to rounding.
     """
 
     eigenvalues: Tensor
@@ -59,7 +59,7 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -
 
 
 def head_columns(rows: int, kind: str) -> int:
-    """Return the size m of the :class:`Head` for ``rows``, or 0 if a head is not faster, which is always so on GPUs."""
+    """Return the size m of the :class:`Head` for ``rows``, or 0 if a head is not faster, as on all GPUs."""
     if kind != "cpu" or rows < HEAD_FROM:
         return 0
     return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))
@@ -81,18 +81,18 @@ def decompose_head(gram: Tensor, columns: int) -> Head:
 def log_pivots(
     gram: Tensor, inverse_shifts: Tensor, workspace: Tensor, head: Head | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``2 log L_ii`` of the Cholesky factors ``L L^T = I + G / t``, for b matrices and g shifts each.
+    """Return ``2 log L_ii`` of the Cholesky factors ``L L^T = I + G / t`` for b matrices G with g shifts t each.
 
     Args:
         gram: Symmetric positive semidefinite G, ``[b, n, n]``; only the lower triangle is read.
         inverse_shifts: Values of 1 / t, ``[b, g]``.
-        workspace: Memory for at least ``b * g * r * (r + PADDING)`` elements, where r is n, or max(m, n - m) with a
-            head of m < n columns.
-        head: Head of G, or of larger matrices that have G as their leading block, or None.
+        workspace: Buffer of at least ``b * g * r * (r + PADDING)`` elements, where r is n, or max(m, n - m) with a head
+            of m < n columns.
+        head: Head of G or of larger matrices whose leading block is G, or None.
 
     Returns:
-        Logarithms ``[b, g, n]``, and the number ``[b, g]`` of rows before the first nonpositive pivot, beyond which the
-        logarithms are invalid.
+        Logarithms ``[b, g, n]``, and the number of rows before the first nonpositive pivot, ``[b, g]``. Logarithms of
+        later rows are invalid.
     """
     size = gram.shape[1]
     if head is None or head.eigenvalues.shape[1] >= size:
@@ -128,16 +128,16 @@ def _log_pivots(
 
 
 def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the first n columns of the Cholesky factors of m matrices with R rows.
+    """Compute the first n columns of the Cholesky factors of m matrices of R rows.
 
     Args:
-        panel: Function ``panel(start, stop)`` that returns these columns of the matrices, from row ``start`` on, as a
-            new tensor ``[m, R - start, stop - start]``.
+        panel: Function ``panel(start, stop)`` that returns columns ``start:stop`` of the matrices, from row ``start``
+            on, as a new tensor ``[m, R - start, stop - start]``.
         lower: Output ``[m, R, n]`` for the factors, except for the diagonal blocks of the panels.
 
     Returns:
-        Diagonals ``[m, n]``, and the number ``[m]`` of rows before the first nonpositive pivot, beyond which the
-        diagonals are invalid.
+        Diagonals ``[m, n]``, and the number of rows before the first nonpositive pivot, ``[m]``. Diagonal entries of
+        later rows are invalid.
     """
     count, height, size = lower.shape
     width = PANEL[device_kind(lower.device)]

@@ -1,4 +1,4 @@
-"""Defines functions of a spectrum, and metrics computed from sums of these functions.
+"""Functions of singular values, and metrics computed from sums of these functions over a spectrum.
 
 Here s denotes singular values and l = s^2 eigenvalues of the scatter matrix. All sums run over nonzero singular values.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class SpectralFunction(NamedTuple):
-    """Function f(s) = s^power, or s^power log s if ``log`` is set, with ``power`` in (0, 3]."""
+    """Function f(s) = s^power, or f(s) = s^power log s if ``log`` is set, with ``power`` in (0, 3]."""
 
     power: float
     log: bool = False
@@ -26,7 +26,7 @@ class SpectralFunction(NamedTuple):
     def rescaled(self, sums: Tensor, plain_sums: Tensor, scale: Tensor) -> Tensor:
         """Return sum f(c s) for c = ``scale``, given ``sums`` = sum f(s) and ``plain_sums`` = sum s^power.
 
-        It uses (c s)^a log(c s) = c^a (s^a log s + log c s^a).
+        The identity used is (c s)^a log(c s) = c^a (s^a log s + log c s^a).
         """
         if self.log:
             sums = sums + scale.log() * plain_sums
@@ -40,7 +40,7 @@ ENERGY_LOG_S = SpectralFunction(2.0, log=True)
 
 
 def entropy_of_sums(total: Tensor, total_log: Tensor, power: float) -> Tensor:
-    """Return the entropy in nats of p = s^power / sum(s^power), or 0 where ``total`` is 0, for inputs of any shape.
+    """Return the entropy in nats of p = s^power / sum(s^power), or 0 where ``total`` is 0. Inputs may have any shape.
 
     -sum p log p = log N - a M / N, with a = ``power``, N = ``total`` = sum s^a and M = ``total_log`` = sum s^a log s.
     """
@@ -52,7 +52,7 @@ def entropy_of_sums(total: Tensor, total_log: Tensor, power: float) -> Tensor:
 def effective_rank(singular_values: Tensor) -> Tensor:
     """Return the effective rank exp(-sum p log p) with p = s / sum(s), in ``[1, number of nonzero s]``.
 
-    Defined by Roy and Vetterli 2007 and used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``; zeros do
+    Defined by Roy and Vetterli (2007) and used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``; zeros do
     not contribute. A spectrum without nonzero values (0 or 1 rows, or all rows equal) has effective rank 1.
     """
     return _entropy(singular_values).exp()
@@ -61,7 +61,7 @@ def effective_rank(singular_values: Tensor) -> Tensor:
 def response_entropy(singular_values: Tensor) -> Tensor:
     """Return the entropy -sum q log q in nats of the energy shares q = s^2 / sum(s^2).
 
-    This is "Response Entropy 1" in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
+    arXiv 2509.23808 calls it "Response Entropy 1". ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
     """
     top = singular_values.amax(-1, keepdim=True) if singular_values.shape[-1] else singular_values
     # Dividing by the largest value first prevents overflow and underflow of the squares.
@@ -69,7 +69,7 @@ def response_entropy(singular_values: Tensor) -> Tensor:
 
 
 def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float) -> Tensor:
-    """Return the numerical rank, the number of singular values above ``s_max * max(rows, width) * eps``.
+    """Return the numerical rank: the number of singular values above ``s_max * max(rows, width) * eps``.
 
     ``singular_values [..., N]`` of a ``rows x width`` matrix -> float64 ``[...]``; ``eps`` is the relative precision of
     its entries. A spectrum without nonzero values has rank 0.
@@ -81,10 +81,10 @@ def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float)
 
 
 def rank_eps(dtype: torch.dtype) -> float:
-    """Return the relative precision that the numerical rank assumes for hidden states stored as ``dtype``.
+    """Return the relative precision to assume for hidden states of ``dtype`` when computing numerical ranks.
 
-    It is the machine epsilon of ``dtype``, capped at float32's: with bfloat16's 2^-7 and D >= 128, the threshold would
-    reach s_max, so every rank would be 0.
+    The result is the machine epsilon of ``dtype``, capped at float32's. With bfloat16's 2^-7 and D >= 128, the
+    threshold would reach s_max, so every rank would be 0.
     """
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 

@@ -2,8 +2,8 @@
 
 The Helmert contrasts z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)) of a response's rows make centring nested:
 the scatter matrix of the first k rows, centred on their own mean, is S_k = sum_{i<=k} z_i z_i^T. Let L be the Cholesky
-factor of I + Z Z^T / t, where the rows of Z are all contrasts. Its leading blocks are the
-factors of that matrix's leading blocks, so
+factor of I + Z Z^T / t, where the rows of Z are all contrasts. Each leading block of L is the Cholesky factor of that
+matrix's leading block, so
 
     log det(I + S_k / t) = sum_{i<=k} 2 log L_ii        for every k at once,
 
@@ -29,22 +29,22 @@ from verl.spectral.responses import Chunk
 from verl.utils.device import to_device
 
 SMALLEST_TRACE = 1e-270
-"""Smallest usable trace, well above float64's underflow threshold, for rows whose largest entry is about 1."""
+"""Smallest trace used, well above the underflow threshold of float64, for rows whose largest entry is about 1."""
 
 
 class Scatter(NamedTuple):
-    """Quantities that do not depend on the shift."""
+    """Quantities that are computed once for all shifts."""
 
     size: int
-    """Number of rows per block, or of all rows if the response is one block."""
+    """Number of rows per block, which is the number of all rows if there is one block."""
     gram: Tensor | None
     """Lower triangle of K = Z Z^T, ``[b, n, n]``, or None if there are several blocks."""
     trace: Tensor
     """Traces tr S_k for k = 1..n, ``[b, n]``."""
     norm: Tensor
-    """Frobenius norms sqrt(tr S_k^2), or larger bounds on the largest eigenvalue of S_k, ``[b, n]``."""
+    """Frobenius norms sqrt(tr S_k^2), or traces where these underflow; both bound S_k's eigenvalues, ``[b, n]``."""
     lost: Tensor
-    """Whether squares were lost to underflow (see :func:`lost_to_underflow`), ``[b]``."""
+    """Whether squares of contrasts underflowed (see :func:`lost_to_underflow`), ``[b]``."""
 
 
 class Blocks(NamedTuple):
@@ -59,14 +59,14 @@ class Blocks(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the singular values of each prefix, computed in the prefix's own scale."""
+    """Sums over the singular values of each prefix, each computed in a scale that suits the prefix."""
 
     sums: Tensor
-    """Sums over singular values divided by ``scale``, or 0 for prefixes without any, ``[F, b, P]``."""
+    """Sums over singular values divided by ``scale``, or 0 for prefixes without singular values, ``[F, b, P]``."""
     scale: Tensor
     """Scales ``[b, P]``, which are 1 for prefixes without singular values."""
     failed: Tensor
-    """Whether sums are invalid due to a nonpositive pivot or a prefix too small relative to later rows, ``[b]``."""
+    """Whether sums are invalid because of a nonpositive pivot or an underflow of squares, ``[b]``."""
 
 
 def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int, max_bytes: int) -> Sums:
@@ -76,25 +76,25 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
         chunk: Chunk of b responses with n rows.
         prefixes: Row counts k ``[b, P]`` of the prefixes on the CPU, at most the response's length; P is at least 1.
         nodes: Fit of F functions.
-        workspace_bytes: Bound on matrices for several responses, blocks or shifts at once; matrices for a single one
-            may exceed it.
-        max_bytes: Bound on matrices for a single one (see :func:`verl.spectral.bounds.block_rows`), at least
+        workspace_bytes: Bound on matrices for several responses, blocks or shifts at once. The matrices for one shift
+            of one block may exceed it.
+        max_bytes: Bound on the matrices for one response (see :func:`verl.spectral.bounds.block_rows`), at least
             ``workspace_bytes``.
     """
     # 1. Compute the Gram matrix, traces and norms, which all shifts share.
     scatter = _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
-    # 2. Compute the scale of each prefix, and the first shift that it reads.
+    # 2. Compute the scale of each prefix, and the first shift that it uses.
     window = _window(scatter, to_device(prefixes, chunk.hidden.device), nodes)
     # 3. Compute the log-determinants of every prefix at every shift (eq. 2). The Gram matrix stays in memory.
     if scatter.gram is not None:
         workspace_bytes = min(workspace_bytes, max_bytes - scatter.gram.nbytes)
     logs, failed = _prefix_logs(chunk, scatter, window, prefixes, nodes, workspace_bytes)
-    # 4. Compute the weighted sum over the shifts that each prefix reads (eq. 5).
+    # 4. Compute the weighted sum over the shifts that each prefix uses (eq. 5).
     return Sums(window.sums(logs, nodes), window.scale, failed | scatter.lost)
 
 
 def lost_to_underflow(chunk: Chunk) -> Tensor:
-    """Return whether each response has a prefix with nonzero contrasts whose squares underflow, ``[b]``."""
+    """Return, for each response, whether a prefix has nonzero contrasts whose squares underflow, ``[b]`` bool."""
     present, energy = [], []
     for block in chunk.contrasts():
         present.append(_present(block))
@@ -103,7 +103,7 @@ def lost_to_underflow(chunk: Chunk) -> Tensor:
 
 
 def _present(rows: Tensor) -> Tensor:
-    """Return a mask of the nonzero rows of ``[..., D]``."""
+    """Return a mask of nonzero rows, ``[..., D] -> [...]``."""
     return (rows.amin(-1) < 0) | (rows.amax(-1) > 0)
 
 
@@ -112,21 +112,21 @@ def _lost(present: Tensor, trace: Tensor) -> Tensor:
 
 
 class _Window(NamedTuple):
-    """Shifts that each prefix reads (docs/spectral.md, "Every prefix in its own scale"); all fields are ``[b, P]``.
+    """Range of shifts used by each prefix (docs/spectral.md, "Every prefix in its own scale"). Fields are ``[b, P]``.
 
-    The Frobenius norm of S_k bounds its largest eigenvalue. Shifts are counted from the response's largest norm. A
-    prefix whose norm is ratio^m times smaller reads determinants m shifts further down, as if it were scaled up.
+    The Frobenius norm of S_k bounds its largest eigenvalue. The prefix with the response's largest norm uses the first
+    shifts. A prefix whose norm is ratio^m times smaller starts m shifts later, as if it were scaled up.
     """
 
     rows: Tensor
     present: Tensor
     """Whether the prefix has a spectrum."""
     offset: Tensor
-    """Offset m, the number of shifts that precede the first one that the prefix reads."""
+    """Offset m: index of the first shift that the prefix uses."""
     trace: Tensor
-    """Trace in units of ``scale`` squared, or 0 without a spectrum."""
+    """Trace in units of ``scale`` squared, or 0 if the prefix has no spectrum."""
     norm: Tensor
-    """Norm in the same units, within (1 / ratio, 1], or 0 without a spectrum."""
+    """Norm in units of ``scale`` squared, within (1 / ratio, 1], or 0 if the prefix has no spectrum."""
     scale: Tensor
 
     def sums(self, logs: Tensor, nodes: NodeSet) -> Tensor:
@@ -155,10 +155,10 @@ def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
 def _prefix_logs(
     chunk: Chunk, scatter: Scatter, window: _Window, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-determinants ``[b, Q, P]`` of each prefix at all shifts (eq. 2), and whether responses failed.
+    """Return each prefix's log-determinants ``[b, Q, P]`` at all shifts (eq. 2), and which responses failed, ``[b]``.
 
-    Shifts beyond the fit's own serve only prefixes with an offset, so only the rows of those prefixes are factored. A
-    response fails if a pivot within the rows that a shift serves is not positive.
+    Shifts beyond the fit's own are used only by prefixes with an offset, so only the rows of these prefixes are
+    factored. A response fails if a pivot in the rows needed at a shift is not positive.
     """
     # 1. Determine the rows that each shift has to cover.
     offset, present = torch.stack([window.offset, window.present.long()]).cpu()
@@ -180,11 +180,11 @@ def _prefix_logs(
 
 
 def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
-    """Return the row count of each response's longest prefix that reads shift q, ``[b, Q]``.
+    """Return, for each response and shift q, the row count of the longest prefix that uses the shift, ``[b, Q]``.
 
-    ``rows [b, P]`` are the row counts of the prefixes (0 without a spectrum), and ``offset`` matches :class:`_Window`;
-    both are on the CPU. The fit's own ``count`` shifts come first and serve all prefixes. A later shift q serves
-    prefixes with an offset of at least q - count + 1.
+    ``rows [b, P]`` are the row counts of the prefixes (0 without a spectrum), and ``offset`` is as in :class:`_Window`.
+    Both are on the CPU. If the fit has ``count`` shifts, shift q is used by prefixes with an offset of at least q -
+    count + 1.
     """
     # For each offset, find the longest prefix with exactly that offset, and then with at least that offset.
     longest = rows.new_zeros(len(rows), int(offset.max()) + 1)
@@ -197,7 +197,7 @@ def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
 def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Scatter:
     """Compute the Gram matrix, traces and norms of a chunk's contrasts, in blocks of ``size`` rows.
 
-    tr S_k and tr S_k^2 = sum_{i,j<=k} K_ij^2 are running sums of nonnegative terms over the rows of K = Z Z^T.
+    tr S_k and tr S_k^2 = sum_{i,j<=k} K_ij^2 are cumulative sums of nonnegative terms over the rows of K = Z Z^T.
     """
     # With a single block, derive everything from the Gram matrix of the response.
     if size == chunk.longest:
@@ -225,7 +225,7 @@ def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Scatter:
 
 
 def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks]:
-    """Yield a chunk's blocks of ``size`` rows, as many at a time as fit into the workspace."""
+    """Yield a chunk's blocks of ``size`` rows, with as many blocks at a time as fit into the workspace."""
     batch, width = len(chunk), chunk.width
     at_once = max(1, workspace_bytes // (8 * batch * block_elements(size, width)))
     at_once = min(at_once, math.ceil(chunk.longest / size))
@@ -250,7 +250,7 @@ def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks]:
 
 
 def _moments(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row i's contributions to tr S and tr S^2 for K = ``gram``: K_ii, and K_ii^2 + 2 sum_{j<i} K_ij^2."""
+    """Return each row's contributions to tr S and tr S^2, where K = ``gram``: K_ii and K_ii^2 + 2 sum_{j<i} K_ij^2."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     squares = [
         gram[:, start : start + BLOCK_ROWS].tril(start).square_().sum(-1)
@@ -265,17 +265,17 @@ def _norm(trace: Tensor, square: Tensor) -> Tensor:
 
 
 def lower_gram(rows: Tensor) -> Tensor:
-    """Return ``rows @ rows.mT``, ``[b, n, n]``, of which only the lower triangle is valid."""
+    """Return ``rows @ rows.mT``, ``[b, n, n]``. Only the lower triangle of the result is valid."""
     gram = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
     add_product(gram, rows, rows.mT, lower=True)
     return gram
 
 
 def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_bytes: int) -> tuple[Tensor, Tensor]:
-    """Return ``2 log L_ii`` of I + K / t for ``shifts [b, Q]`` and their ``needed`` rows, and the valid row counts.
+    """Return ``2 log L_ii`` of I + K / t for ``shifts [b, Q]`` and the rows ``needed`` at each, and valid row counts.
 
     ``gram`` is K, ``[b, n, n]``. The logarithms ``[b, Q, n]`` are 0 past the needed rows. The counts ``[b, Q]`` are the
-    rows before the first nonpositive pivot, which occurs at shifts below the Gram matrix's rounding error.
+    rows before the first nonpositive pivot. Such pivots occur at shifts below the Gram matrix's rounding error.
     """
     batch, size = gram.shape[:2]
     pivots = gram.new_zeros(batch, len(needed), size)
@@ -295,7 +295,7 @@ def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_byte
     workspace = gram.new_empty(batch * group * largest * (largest + PADDING))
     low = 0
     while low < served:
-        # Shifts that serve far fewer rows than the first in their group are cheaper in a separate group.
+        # Shifts that need far fewer rows than the first shift in their group are cheaper in a separate group.
         high = low + sum(rows > needed[low] // 2 for rows in needed[low : low + group])
         part = gram[:, : needed[low], : needed[low]]
         found = log_pivots(part, 1 / shifts[:, low:high], workspace, head)
@@ -307,7 +307,7 @@ def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_byte
 def _block_pivots(
     chunk: Chunk, size: int, shifts: Tensor, needed: list[int], workspace_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the results of :func:`_gram_pivots` for responses in several blocks (eq. 3).
+    """Compute the results of :func:`_gram_pivots` for responses that consist of several blocks (eq. 3).
 
     If S is the scatter matrix of the rows before a block Z_b, the block's Schur complement in I + Z Z^T / t is
     I + Z_b (S + t I)^{-1} Z_b^T, a sum of positive terms without cancellation.

@@ -1,9 +1,9 @@
 """Approximates spectral functions by sums of logarithms: f(l) ~ sum_q w_q log(1 + l / t_q) + a l.
 
-A determinant gives sum_i log(1 + l_i / t) without computing eigenvalues, and the trace gives sum_i l_i. A fit on the
-interval that contains the eigenvalues therefore turns determinants at a few shifts t_q into any spectral sum. The
-shifts are evenly spaced in log t: scaling the spectrum by the spacing moves the nodes by one, so a single fit serves
-prefixes of any scale. The equations cited below are in docs/spectral.md.
+The sum of log(1 + l_i / t) over eigenvalues l_i is a log-determinant, and the sum of l_i is the trace, so neither needs
+the eigenvalues. With a fit on an interval that contains them, determinants at a few shifts t_q yield any spectral sum.
+The shifts are evenly spaced in log t. Scaling a spectrum by one step is the same as moving all shifts by one, so a
+single fit applies to prefixes of any scale. The equations cited below are in docs/spectral.md.
 """
 
 import math
@@ -17,20 +17,20 @@ from verl.spectral.functions import SpectralFunction
 from verl.utils.device import to_device
 
 MAX_CONDITION = 1e6
-"""Largest supported ratio of singular values, beyond which the rounding errors of their squares dominate."""
+"""Largest supported ratio of singular values. Beyond this ratio, the rounding errors of their squares dominate."""
 
 MAX_POWER = 3.0
-"""Largest supported power of a singular value, beyond which the range of fitted values exceeds float64 precision."""
+"""Largest supported power of a singular value. Fits of higher powers span too wide a range for float64."""
 
 CLUSTER = 4096
-"""Number of equal small singular values up to which sums of powers below 2 stay within the tolerance."""
+"""Sums of powers below 2 stay within the tolerance for up to this many small singular values that are equal."""
 
 _SAMPLES = 600
 _MAX_NODES = 64
 
 
 class NodeSet(NamedTuple):
-    """Fit (eq. 4) for eigenvalues in ``[lo, 1]``; below ``lo``, their contribution gradually vanishes."""
+    """Fit (eq. 4) for eigenvalues in ``[lo, 1]``. The contribution of smaller eigenvalues gradually vanishes."""
 
     functions: tuple[SpectralFunction, ...]
     shifts: Tensor
@@ -48,8 +48,8 @@ class NodeSet(NamedTuple):
         """Compute spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and norms ``[b, P]``.
 
         For L = tr S and N = sqrt(tr S^2) <= 1, the sum is f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) +
-        a (L - N). This subtracts the fit's error at the single eigenvalue N. Sums are therefore exact for spectra with
-        one nonzero eigenvalue, and entropies near 0 stay accurate.
+        a (L - N). This sum excludes the fit's error for a spectrum with the single eigenvalue N. Sums of such spectra
+        are therefore exact, and entropies near 0 stay accurate.
         """
         weights, slopes, shifts = (to_device(part, logs.device) for part in (self.weights, self.slopes, self.shifts))
         # Evaluate the fit's terms, and f itself, at the single eigenvalue N.
@@ -63,7 +63,7 @@ def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, conditio
     """Find the fewest nodes that fit every function within ``tolerance`` for singular values in [1/condition, 1].
 
     Raises:
-        ValueError: There are no functions, a power, the tolerance or the condition is out of range, or no set of at
+        ValueError: There are no functions, or a power, the tolerance or the condition is out of range, or no set of at
             most 64 nodes reaches the tolerance.
     """
     if not functions:
@@ -87,7 +87,7 @@ def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, conditio
 
 
 def _fit(functions: tuple[SpectralFunction, ...], condition: float, count: int, below: float, above: float) -> NodeSet:
-    """Fit by weighted least squares (eq. 4) on log-spaced eigenvalues; shifts span ``lo * e^-below`` to ``e^above``."""
+    """Fit by weighted least squares (eq. 4) at log-spaced eigenvalues. Shifts span ``lo * e^-below`` to ``e^above``."""
     cpu = torch.device("cpu")  # regardless of the default device, since the fit is small
     # 1. Set up the shifts, the sampled eigenvalues, and the basis log(1 + l / t_q), l.
     lowest = -2 * math.log(condition)

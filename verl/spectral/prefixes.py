@@ -1,14 +1,14 @@
 """Public functions that compute spectral metrics of every prefix of a response (arXiv 2509.23808, section 3).
 
-For a prefix of k rows of a response Z ``[T, D]``, s_1 >= s_2 >= ... are the singular values of the rows minus their
-mean.
+The spectrum of a prefix, the first k rows of a response Z ``[T, D]``, consists of the singular values s_1 >= s_2 >= ...
+of these rows minus their mean.
 
 There are three methods. ``nested`` computes sums over the spectra of all prefixes from about 27 Cholesky factorisations
-per response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
+per response (:mod:`verl.spectral.nested`). ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
 ``auto`` selects the faster of ``nested`` and ``eigh`` using :mod:`verl.spectral.cost`.
 
-Degenerate prefixes are well-defined: a prefix with 0 or 1 rows, or with equal rows, has an empty spectrum, so all sums
-are 0, the effective rank is 1, the entropy 0 and the rank 0. Results carry no gradients.
+Results are also defined for degenerate prefixes. A prefix with 0 or 1 rows, or with equal rows, has an empty spectrum,
+so all sums are 0, the effective rank is 1, and the entropy and the rank are 0. Results have no gradients.
 
 Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions, b responses per chunk.
 """
@@ -52,18 +52,18 @@ class SpectralOptions:
     """Bound on the relative error in each sum due to the fit in ``nested``, from 1e-9 to 1e-2."""
     condition: float = 1e6
     """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about 2 / condition times the fourth
-    root of the sum of s^4, and underestimates smaller ones. The root is s_max for a single nonzero value and
-    n^(1/4) s_max for n equal values. Lowering the condition tenfold saves 3 of 27 factorisations."""
+    root of the sum of s^4, and underestimates smaller ones. This root is s_max for one nonzero value, and n^(1/4) s_max
+    for n equal values. A ten times smaller condition saves 3 of 27 factorisations."""
     svd_rank: int | None = None
-    """Number of largest singular values to keep per prefix (with ``eigh`` or ``svd`` only), or None for all."""
+    """Maximum number of singular values per prefix, largest first (only ``eigh`` and ``svd``), or None for all."""
     on_nonfinite: str = "raise"
-    """Handling of responses with NaN or infinity: ``raise`` an error, or ``mask`` their results with NaN."""
+    """How to handle responses with NaN or infinity: ``raise`` an error, or ``mask`` their results with NaN."""
     workspace_bytes: int | None = None
-    """Bound on float64 matrices for several responses or shifts at once; matrices for a single one may exceed it.
-    Capped at ``max_bytes``; defaults to 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
+    """Bound on float64 matrices for several responses or shifts at once; matrices for one shift of one response may
+    exceed it. The bound is capped at ``max_bytes``. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
     max_bytes: int = MAX_BYTES
-    """Bound on the memory for one response, or for several at once, exceeded only if unavoidable (see
-    :func:`verl.spectral.bounds.workspace_bound`). Lower values are slower."""
+    """Bound on the memory for one response, or for several at once. The bound is exceeded only if unavoidable (see
+    :func:`verl.spectral.bounds.workspace_bound`). Lower bounds are slower."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -80,11 +80,11 @@ class SpectralOptions:
 DEFAULTS = SpectralOptions()
 
 ENTROPIES = {"effective_rank": (SUM_S, SUM_S_LOG_S), "response_entropy": (ENERGY, ENERGY_LOG_S)}
-"""Pairs of sums that determine the entropy, by name; the effective rank is the exponential of an entropy."""
+"""Metric -> the two sums that determine its entropy. The effective rank is the exponential of an entropy."""
 
 
 class SpectrumBatch(NamedTuple):
-    """Spectra of n centred prefixes that have equal row counts and may belong to different responses."""
+    """Spectra of n centred prefixes with equal row counts, possibly of different responses."""
 
     singular_values: Tensor
     """Descending singular values in the units of the states, float64 ``[n, min(rows, D)]``; the first is positive."""
@@ -95,7 +95,7 @@ class SpectrumBatch(NamedTuple):
 
 
 SpectralMeasure = Callable[[SpectrumBatch], Tensor]
-"""Function that maps the spectra of n prefixes to one value each, ``[n]``."""
+"""Function that maps the spectra of n prefixes to one value per prefix, ``[n]``."""
 
 
 class _Piece(NamedTuple):
@@ -121,7 +121,7 @@ def prefix_spectral_sums(
     functions: Sequence[SpectralFunction],
     options: SpectralOptions = DEFAULTS,
 ) -> Tensor:
-    """Return sums of functions of singular values for the requested prefixes of every response.
+    """Return the sums of functions over the singular values of the requested prefixes of every response.
 
     Args:
         hidden: Floating-point states ``[B, T, D]``; row j is the state from which response token j was sampled. Rows
@@ -158,13 +158,13 @@ def prefix_functionals(
 ) -> dict[str, Tensor]:
     """Return effective rank, response entropy and numerical rank of the requested prefixes of every response.
 
-    ``names`` may contain ``effective_rank``, ``response_entropy`` and ``traditional_rank``; see
-    :func:`prefix_spectral_sums` for the other arguments and errors. Since the traditional rank is not a sum of smooth
-    functions, requesting it makes ``auto`` select ``eigh`` for all names, and ``nested`` raise an error.
+    ``names`` may contain ``effective_rank``, ``response_entropy`` and ``traditional_rank``. All other arguments and the
+    errors are as in :func:`prefix_spectral_sums`. The traditional rank is not a sum of smooth functions: if it is
+    requested, ``auto`` selects ``eigh`` for all names, and ``nested`` raises an error.
 
     Returns:
-        float64 ``[B, P]`` by name. Effective ranks are in [1, min(k - 1, D)], response entropies in
-        [0, log min(k - 1, D)].
+        float64 ``[B, P]`` by name. Effective ranks are in [1, min(k - 1, D)], and response entropies are in [0, log
+        min(k - 1, D)].
     """
     if not names:
         return {}
@@ -200,7 +200,7 @@ def prefix_singular_values(
 ) -> Tensor:
     """Return descending singular values of the centred prefixes, padded with zeros, float64 ``[B, P, min(T, D)]``.
 
-    See :func:`prefix_spectral_sums` for the arguments and errors. ``auto`` selects ``eigh``; ``nested`` is an error
+    See :func:`prefix_spectral_sums` for the arguments and errors. ``auto`` selects ``eigh``. ``nested`` raises an error
     because it does not compute singular values.
     """
     options = _decomposing(options)
@@ -256,7 +256,7 @@ def _pieces(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> list[_Piece]:
-    """Compute the sums of each chunk, skipping responses without rows and setting the sums of masked ones to NaN."""
+    """Compute the sums of each chunk. Skip responses without rows, and set the sums of masked responses to NaN."""
     lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
     pieces: list[_Piece] = []
     if prefix_rows.numel() == 0:
@@ -308,7 +308,7 @@ def _method_and_nodes(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> tuple[str, NodeSet | None]:
-    """Resolve ``auto`` to a method; return the method, and its nodes if it is ``nested``."""
+    """Resolve ``auto`` to a method. Return the method and, if it is ``nested``, its nodes."""
     method, width = options.method, hidden.shape[2]
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
@@ -327,7 +327,7 @@ def _method_and_nodes(
 def _checked(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Validate the inputs; return lengths, prefix row counts and each response's largest entry on the CPU."""
+    """Validate the inputs. Return the lengths, prefix row counts and each response's largest entry, on the CPU."""
     lengths, prefix_rows = lengths.cpu(), prefix_rows.cpu()
     check_hidden(hidden, lengths)
     batch = hidden.shape[0]
@@ -342,14 +342,14 @@ def _checked(
 
 
 def _decomposing(options: SpectralOptions) -> SpectralOptions:
-    """Resolve ``auto`` to a method that computes singular values; raise ``ValueError`` for ``nested``."""
+    """Return ``options`` with ``auto`` replaced by ``eigh``, or raise ``ValueError`` for ``nested``."""
     if options.method == "nested":
         raise ValueError("method='nested': it computes sums, no singular values; set method to 'auto', 'eigh' or 'svd'")
     return replace(options, method="eigh") if options.method == "auto" else options
 
 
 def _nested_bytes(rows: int, width: int, shifts: int, max_bytes: int) -> int:
-    """Return the bytes needed to factor all shifts of one response at once."""
+    """Return the bytes needed to factor one response at all shifts at once."""
     return response_bytes(rows, width, block_rows(rows, width, max_bytes), shifts)
 
 

@@ -14,9 +14,9 @@ from verl.spectral.bounds import BLOCK_ROWS
 from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
-"""Bound on float64 matrices for several responses or shifts at once, by device type; matrices for a single one may
-exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc returns larger
-ones to the system after each call. A GPU is fastest when fully occupied."""
+"""Bound on float64 matrices for several responses or shifts at once, by device type. Matrices for one response and
+shift may exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc returns
+larger tensors to the system after each call. A GPU is fastest when fully occupied."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
@@ -33,7 +33,7 @@ class Chunk:
     lengths: Tensor
     """Valid row counts, at least 1, ``[b]`` on the CPU."""
     scale: Tensor
-    """Powers of 2, so that division is exact, chosen such that ``hidden / scale`` is in [-1, 1]; float64 ``[b]``."""
+    """Powers of 2 for which ``hidden / scale`` is in [-1, 1], so that division is exact; float64 ``[b]``."""
     longest: int
     """Row count n of the longest response."""
 
@@ -52,7 +52,7 @@ class Chunk:
 
     @cached_property
     def index(self) -> Tensor:
-        """Copy of ``which`` on the device of the states."""
+        """Copy of ``which`` on the device of ``hidden``."""
         return to_device(self.which, self.hidden.device)
 
     @cached_property
@@ -68,7 +68,7 @@ class Chunk:
         """Return ``hidden / scale`` minus each response's first row, ``[b, stop - start, D]``; padding is arbitrary.
 
         Subtracting a constant row does not change the centred scatter. Since the first row belongs to every prefix,
-        differences and rounding errors scale with the prefix's extent, not with its distance from the origin.
+        differences and rounding errors scale with the prefix's extent instead of its distance from the origin.
         """
         scale = self.scale[:, None, None]
         # On a CPU, index_select is five times as fast as indexing with a tensor and a slice.
@@ -77,9 +77,9 @@ class Chunk:
         return rows.div_(scale).sub_(first.div_(scale))
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
-        """Yield the Helmert contrasts of the first ``stop`` rows (by default all) in blocks of up to ``[b, size, D]``.
+        """Yield the Helmert contrasts of the first ``stop`` rows (default: all) in blocks of up to ``[b, size, D]``.
 
-        z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 in docs/spectral.md; 0 in padding.
+        z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 in docs/spectral.md. Padding is 0.
         """
         stop = self.longest if stop is None else stop
         before: Tensor | None = None
@@ -102,7 +102,7 @@ class Chunk:
             yield rows
 
     def all_contrasts(self, stop: int | None = None) -> Tensor:
-        """Return the contrasts ``[b, stop, D]`` of the first ``stop`` rows, by default of all rows."""
+        """Return the contrasts ``[b, stop, D]`` of the first ``stop`` rows (default: all rows)."""
         stop = self.longest if stop is None else stop
         if stop <= BLOCK_ROWS:
             return next(self.contrasts(BLOCK_ROWS, stop))
@@ -113,7 +113,7 @@ class Chunk:
 
 
 def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
-    """Raise ``ValueError`` unless ``hidden`` is float ``[B, T, D]`` and ``lengths`` is integer ``[B]`` in [0, T]."""
+    """Raise ``ValueError`` if ``hidden`` is not float ``[B, T, D]`` or ``lengths`` is not integer ``[B]`` in [0, T]."""
     if hidden.dim() != 3 or hidden.dtype not in FLOATING:
         raise ValueError(f"hidden: expected floating point [B, T, D], got {hidden.dtype} {tuple(hidden.shape)}")
     batch, padded_rows, width = hidden.shape
@@ -152,7 +152,7 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tenso
 
 
 def masked_rows(largest: Tensor, device: torch.device) -> Tensor:
-    """Return the indices, on ``device``, of responses whose :func:`largest_entries` are NaN."""
+    """Return the indices of responses whose :func:`largest_entries` are NaN, as a tensor on ``device``."""
     return to_device(largest.isnan().nonzero()[:, 0], device)
 
 
@@ -161,9 +161,9 @@ def chunks(
 ) -> Iterator[Chunk]:
     """Split a batch into chunks of responses of similar length, longest first.
 
-    Skips responses that have no rows or whose ``largest`` entry is NaN. ``bytes_for(n)`` is the memory needed for one
-    response of n rows; a chunk stays within ``bytes_limit`` unless a single response exceeds it. ``lengths`` and
-    ``largest`` must be on the CPU.
+    Responses without rows and responses whose ``largest`` entry is NaN are skipped. ``bytes_for(n)`` is the memory
+    needed for one response of n rows. A chunk exceeds ``bytes_limit`` only if it has a single response that does.
+    ``lengths`` and ``largest`` must be on the CPU.
     """
     # 1. Sort by decreasing length; skipped responses have length 0 and come last.
     sorted_lengths, order = torch.where(largest.isnan(), 0, lengths).sort(descending=True, stable=True)

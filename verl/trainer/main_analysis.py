@@ -13,11 +13,11 @@ from verl.config.errors import ConfigError
 from verl.utils.process import loading
 
 PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "matplotlib", "openpyxl")}
-"""Package that provides each module; the extra ``analysis`` installs all of them."""
+"""Maps each module to the package that provides it. The pip extra ``analysis`` installs all of these packages."""
 
 
 def parse(tree: DictConfig) -> AnalysisConfig:
-    """Return the validated config. Raises ``ConfigError`` if it is invalid or a required package is missing."""
+    """Return the validated config, or raise ``ConfigError`` if it is invalid or a required package is missing."""
     config = parse_analysis_config(tree)
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
     if missing:
@@ -37,7 +37,7 @@ def run(config: AnalysisConfig) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Parse the command line and run the analysis."""
     try:
         sys.argv[1:] = plain_arguments(sys.argv[1:], AnalysisConfig)
     except FlagError as error:

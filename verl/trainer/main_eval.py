@@ -20,7 +20,7 @@ def run(config: EvaluationConfig) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Parse the command line and run the evaluation."""
     try:
         sys.argv[1:] = plain_arguments(sys.argv[1:], EvaluationConfig)
     except FlagError as error:

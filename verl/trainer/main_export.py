@@ -19,7 +19,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Parse the command line and export the model."""
     arguments = parse_arguments()
     # Import lazily, so that --help prints immediately.
     import torch

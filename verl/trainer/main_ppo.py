@@ -22,7 +22,7 @@ from verl.utils.process import loading
 
 
 def run(config: PPOConfig, overrides: Sequence[str]) -> None:
-    """Train, with a warning for each group of ``overrides`` that has no effect."""
+    """Print a warning for each group of ``overrides`` that has no effect, then train."""
 
     def work() -> None:
         for line in unused_options(overrides, config):
@@ -39,7 +39,7 @@ def run(config: PPOConfig, overrides: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Parse the command line and train."""
     try:
         line = read_line(sys.argv[1:])
         analysis = analysis_arguments(line)

@@ -8,7 +8,7 @@ from verl.utils.process import loading
 
 
 def run(config: SFTConfig) -> None:
-    """Train."""
+    """Run the training job in a child process."""
 
     def work() -> None:
         print("importing libraries, reading data and checking options", flush=True)
@@ -23,7 +23,7 @@ def run(config: SFTConfig) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Parse the command line and train."""
     run_hydra("sft", SFTConfig, lambda tree: parse_run_config(SFTConfig, tree), run)
 
 

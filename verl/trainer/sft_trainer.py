@@ -35,7 +35,7 @@ BEST_BY = "val/sequence_probability"
 
 
 class SFTTrainer(Trainer):
-    """Trainer that stops after a number of steps or once the held-out sequences are probable enough."""
+    """Trainer that stops after a number of steps, or earlier once the held-out sequences are probable enough."""
 
     best_by = BEST_BY
 
@@ -101,7 +101,7 @@ class SFTTrainer(Trainer):
 
 
 def run_sft(config: SFTConfig) -> None:
-    """Run a training job; config and data are checked before Ray starts.
+    """Run a training job, after checking config and data before Ray starts.
 
     Raises:
         ConfigError: If the config is incompatible with the data or the machine.

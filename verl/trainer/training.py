@@ -23,7 +23,7 @@ BatchT = TypeVar("BatchT")
 
 
 class Trainer:
-    """Base class of trainers; subclasses define the training step and its metrics."""
+    """Base class of trainers. Subclasses define the training step and its metrics."""
 
     best_by: str
     """Validation metric whose highest value marks the best checkpoint."""
@@ -115,7 +115,7 @@ def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
 def is_due(step: int, last_step: int, frequency: int) -> bool:
     """Return whether validation or a checkpoint is due after ``step``.
 
-    Every ``frequency``-th step and the last one are due; with a ``frequency`` of 0, only the last one; with -1, none.
+    Every ``frequency``-th step and the last step are due. With 0, only the last step is due, and with -1, no step.
     """
     return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
 
@@ -133,11 +133,11 @@ class SkippedUpdates:
 
     @property
     def name(self) -> str:
-        """Name of the metric that counts them."""
+        """Name of the metric that counts skipped updates."""
         return f"{self.prefix}/skipped_updates"
 
     def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
-        """Return the mean metrics of the applied ``updates`` and the number of skipped ones.
+        """Return the mean metrics of the applied ``updates`` and the number of skipped updates.
 
         Raises:
             ConfigError: If more than ``max_skipped_updates`` consecutive updates were skipped.

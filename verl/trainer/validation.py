@@ -30,7 +30,7 @@ from verl.trainer.ppo.verification import Verification
 
 @dataclass(frozen=True)
 class Validator:
-    """Validation that samples and scores responses to every held-out prompt."""
+    """Validator that samples and scores responses to every held-out prompt."""
 
     prompts: Sequence[list[PromptRecord]]
     """Held-out prompts, in batches."""
@@ -43,10 +43,10 @@ class Validator:
     """Baselines from training, which validation does not modify."""
 
     def validate(self) -> tuple[dict[str, float], Batch]:
-        """Sample, score and measure responses; return the metrics and the responses.
+        """Sample and score responses, and return their metrics and the batch.
 
-        Metrics are ``val/pass@1``, scores, reasons, values from custom functions, lengths, rank metrics,
-        ``at_k_metrics`` for several responses per prompt, and ``val/<source>/...`` for several data sources.
+        Metrics are ``val/pass@1``, scores, reason counts, custom functions' values, lengths, rank metrics,
+        ``at_k_metrics`` if there are several responses per prompt, and ``val/<source>/...`` for several data sources.
         """
         parts = [self._sample(records) for records in self.prompts]
         for _, verification in parts:

@@ -1,1 +1,1 @@
-"""Contains helpers for all packages, such as atomic file writes, JSON state and joining ``torch.distributed``."""
+"""Helpers for all packages, such as atomic file writes, JSON state and ``torch.distributed`` setup."""

@@ -1,4 +1,4 @@
-"""An event loop and a queue that live beside a process's main thread. Importing this module is fast."""
+"""Helpers for an event loop and a queue in background threads. Importing this module is fast."""
 
 import asyncio
 from contextlib import suppress
@@ -10,7 +10,7 @@ Entry = TypeVar("Entry")
 
 
 def start_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop that runs in a daemon thread until the process ends."""
+    """Start an event loop in a daemon thread, where it runs until the process ends, and return the loop."""
     loop = asyncio.new_event_loop()
     Thread(target=_run, args=[loop], daemon=True).start()
     return loop
@@ -18,13 +18,13 @@ def start_loop() -> asyncio.AbstractEventLoop:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:
-        # KeyboardInterrupt and SystemExit in a task that a user's code has started stop the loop of all tasks.
+        # KeyboardInterrupt and SystemExit in a task of a user's code would stop the loop for all tasks.
         with suppress(BaseException):
             loop.run_forever()
 
 
 def drain(queue: SimpleQueue[Entry], wait_s: float = 0.0) -> list[Entry]:
-    """Return everything in a queue, after waiting at most ``wait_s`` seconds for the first entry."""
+    """Return all entries of a queue, waiting at most ``wait_s`` seconds for the first one."""
     found: list[Entry] = []
     with suppress(Empty):
         if wait_s > 0:

@@ -1,4 +1,4 @@
-"""Joins a worker group's ``torch.distributed`` world, using nccl on GPUs and gloo on CPUs."""
+"""Joins the ``torch.distributed`` world of a worker group, with NCCL on GPUs and gloo on CPUs."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from verl.utils.process import keep_freed_memory
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Position and settings of a worker in its group."""
+    """Rank and connection settings of a worker in its group."""
 
     rank: int
     world_size: int
@@ -28,7 +28,7 @@ class WorkerPlace:
     device_type: str
     """Type of the device, ``cpu`` or ``cuda``."""
     cpu_threads: int
-    """Number of threads for CPU kernels: the machine's cores divided by its workers."""
+    """Number of threads for CPU kernels: the machine's cores divided by the number of its workers."""
     timeout_s: float | None = None
     """Timeout of collective operations, or None for torch's default."""
 
@@ -37,9 +37,9 @@ _timeout: timedelta | None = None
 
 
 def join_world(place: WorkerPlace) -> DeviceMesh:
-    """Join the process group and return a one-dimensional data-parallel mesh over all workers.
+    """Initialize the process group and return a one-dimensional data-parallel mesh of all workers.
 
-    This sets the environment variables that torchrun would set, because vLLM's ``external_launcher`` reads them.
+    The environment variables of torchrun are also set, because vLLM's ``external_launcher`` reads them.
     """
     os.environ.update(
         RANK=str(place.rank),
@@ -74,12 +74,12 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """Return the timeout of :func:`join_world`, for other groups, which would otherwise use torch's default."""
+    """Return the timeout set by :func:`join_world`. Pass it to all other groups, which default to torch's timeout."""
     return _timeout
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the local address ``host``, or on all addresses if ``host`` is not local.
+    """Create a socket that listens on the local address ``host``, or on all addresses if ``host`` is not local.
 
     Raises ``OSError`` if the port is in use.
     """
@@ -101,7 +101,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch."""
+    """Seed the global random generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 FIXES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room")
 FIXES |= dict.fromkeys((errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOENT), "make it writable")
-"""Error number of failing storage -> fix. ``ENOENT`` counts only if the folder is gone, too."""
+"""Error number of a storage failure -> fix. ``ENOENT`` is a storage failure only if the folder is also missing."""
 
 
 def storage_line(error: BaseException, folder: Path | None = None, needed: int = 0) -> str:
-    """Return one line on an error of storage, or an empty string for other errors.
+    """Return a line that describes a storage failure, or an empty string if ``error`` has another cause.
 
-    The line contains ``folder`` (by default the path in the error), the bytes needed unless ``needed`` is 0, and the
-    bytes that are free.
+    The line contains ``folder`` (by default the path in the error), the number of bytes needed if ``needed`` is not 0,
+    and the number of free bytes.
     """
     causes: list[BaseException | None] = [error]
     for seen in causes:
@@ -50,7 +50,7 @@ def storage_line(error: BaseException, folder: Path | None = None, needed: int =
 
 @contextmanager
 def naming_storage(folder: Path | None, needed: int = 0) -> Iterator[None]:
-    """Convert errors of storage within the block to a ``ConfigError`` with :func:`storage_line`."""
+    """Convert a storage failure inside the block to a ``ConfigError`` whose message is :func:`storage_line`."""
     try:
         yield
     except BaseException as error:  # as torch.distributed.checkpoint raises
@@ -63,7 +63,7 @@ def naming_storage(folder: Path | None, needed: int = 0) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Entry of a file in a manifest."""
+    """A file's entry in a manifest."""
 
     size: int
     """Size in bytes."""
@@ -72,7 +72,7 @@ class FileRecord:
 
 
 class RecordedFile(io.BufferedWriter):
-    """A new file that is written sequentially, so that its record is known without rereading it."""
+    """A new file that is written sequentially, so that its record can be computed without reading the file again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "w"))
@@ -85,12 +85,12 @@ class RecordedFile(io.BufferedWriter):
         return super().write(content)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Raise an error, because written data must not change."""
+        """Raise ``io.UnsupportedOperation``, because data that has been written must not change."""
         raise io.UnsupportedOperation("seek")
 
     @property
     def record(self) -> FileRecord:
-        """Size and checksum of the data written so far."""
+        """Record of the data written so far."""
         return FileRecord(self._size, self._digest.hexdigest())
 
 
@@ -102,21 +102,21 @@ def write_recorded(path: Path, content: bytes) -> FileRecord:
 
 
 def file_record(path: Path) -> FileRecord:
-    """Read ``path`` and return the size and checksum of its content."""
+    """Read the file ``path`` and return its record."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileRecord(path.stat().st_size, digest)
 
 
 LARGEST_TEXT = 1 << 29
-"""Maximum size in bytes of files with ``TEXT_SUFFIXES``, which are read as a whole."""
+"""Maximum size in bytes of files with ``TEXT_SUFFIXES``, which are read into memory as a whole."""
 TEXT_SUFFIXES = (".json", ".txt", ".yaml", ".jinja", ".model", ".py")
 
 
 def unreadable(paths: Iterable[Path]) -> str:
-    """Return the reason why one of these untrusted files must not be opened, or an empty string if all are safe.
+    """Return why one of the untrusted files in ``paths`` must not be opened, or an empty string if all are safe.
 
-    Opening a pipe blocks until there is a writer, reading a device never ends, and large texts could exhaust memory.
+    Opening a pipe blocks until there is a writer, reading a device may never end, and large texts could exhaust memory.
     """
     for path in paths:
         try:
@@ -133,7 +133,7 @@ def unreadable(paths: Iterable[Path]) -> str:
 
 
 def print_to(path: Path, *descriptors: int) -> None:
-    """Append to the file ``path`` what this process writes to its ``descriptors``, such as 1 for standard output."""
+    """Redirect this process's ``descriptors``, such as 1 for standard output, to the end of the file ``path``."""
     file = open_to_write(path, os.O_WRONLY | os.O_APPEND)
     for descriptor in descriptors:
         os.dup2(file, descriptor)
@@ -141,9 +141,9 @@ def print_to(path: Path, *descriptors: int) -> None:
 
 
 def open_to_write(path: Path, flags: int) -> int:
-    """Open the regular file ``path``, creating it if missing, and return its descriptor; see ``os.open`` for ``flags``.
+    """Open or create the regular file ``path`` and return its descriptor. ``flags`` are passed to ``os.open``.
 
-    In a folder from another user, a link with this name could lead to another file, and a pipe could block.
+    In a folder that belongs to another user, ``path`` could be a link to another file, or a pipe that blocks.
 
     Raises ``OSError`` if the path is not a regular file.
     """
@@ -155,7 +155,7 @@ def open_to_write(path: Path, flags: int) -> int:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder's entries, to disk, so that a full disk is noticed before a rename."""
+    """Flush a file or the entries of a folder to disk, so that a full disk is noticed before a rename."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -165,9 +165,9 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, and move it to ``path`` at the end of the block unless an error is raised."""
+    """Yield a temporary path, and move the file to ``path`` at the end of the block if no exception was raised."""
     temporary = path.with_name(f".{path.name}.unfinished")
-    # In a folder from another user, a link with this name could lead to another file.
+    # In a folder that belongs to another user, this could be a link to another file.
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
@@ -179,13 +179,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` atomically: ``path`` has either its old or its new content, even if the process is killed."""
+    """Write ``text`` atomically: ``path`` has either the old or the new content, even if the process is killed."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def free_name(path: Path, suffix: str, first: int = 1) -> Path:
-    """Return an unused path: ``path``, ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
+    """Return an unused path that ends with ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
     names = (path.with_name(f"{path.name}{suffix}{number}") for number in count(first))
     return next(name for name in names if not os.path.lexists(name))
 

@@ -1,4 +1,4 @@
-"""Serialises state as JSON, so that everything in a checkpoint except weights is readable and never unpickled."""
+"""Serialises state as JSON, so that all of a checkpoint except the weights is readable and nothing is unpickled."""
 
 import base64
 import sys
@@ -13,13 +13,13 @@ from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
-"""Keys that mark the encodings of tensors, and of mappings whose only key is one of these two."""
+"""Keys that mark an encoded tensor, and an encoded mapping whose only key is one of these two keys."""
 
 
 def to_json(value: Any) -> Any:
-    """Return ``value`` with tuples as lists, and tensors and arrays as mappings of dtype, shape and base64 zlib data.
+    """Convert tuples in ``value`` to lists, and tensors and arrays to mappings of dtype, shape and base64 zlib data.
 
-    Raises ``TypeError`` if a key is not a string, or a value has an unsupported type, such as bytes or a set.
+    Raises ``TypeError`` if a key is not a string or if a value has an unsupported type, such as bytes or a set.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -28,7 +28,7 @@ def to_json(value: Any) -> Any:
     # There are no tensors before torch is imported.
     if "torch" in sys.modules and isinstance(value, _torch().Tensor):
         array = value.detach().cpu().contiguous().numpy()
-        # Compressed, because most contain small integers: token ids, positions, versions.
+        # Compress the data, because most tensors contain small integers: token ids, positions, versions.
         data = base64.b64encode(zlib.compress(array.tobytes(), level=1)).decode()
         return {_TENSOR: {"dtype": array.dtype.name, "shape": list(array.shape), "zlib": data}}
     if isinstance(value, dict):
@@ -45,7 +45,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Invert :func:`to_json`, but return arrays as tensors and tuples as lists."""
+    """Invert :func:`to_json`, except that arrays become tensors and tuples become lists."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             stored = value[_TENSOR]
@@ -64,26 +64,26 @@ def from_json(value: Any) -> Any:
 
 
 def _torch() -> Any:
-    """Import torch, which most processes of environments do not need, and which takes seconds."""
+    """Import torch lazily: the import takes seconds, and most environment processes do not need torch."""
     import torch
 
     return torch
 
 
 class UserState:
-    """State of a user's object that has ``state_dict`` and ``load_state_dict``, or no state for other objects.
+    """State of an object from user code. Only objects with ``state_dict`` and ``load_state_dict`` have a state.
 
     The state may contain JSON values and tensors.
 
-    Raises ``ConfigError`` if the object has only one of these methods, or its state cannot be saved.
+    Raises ``ConfigError`` if the object has only one of these methods or if its state cannot be saved.
     """
 
     def __init__(self, where: str, owner: Any, has: tuple[bool, bool]) -> None:
         """Wrap an object from user code.
 
         Args:
-            where: Option that names the object, and its value.
-            has: Whether the object has each of the two methods.
+            where: Option that names the object, with its value.
+            has: Whether the object has ``state_dict``, and whether it has ``load_state_dict``.
         """
         self.where, self.owner = where, owner
         if any(has) != all(has):
@@ -99,7 +99,7 @@ class UserState:
             return to_json(self.owner.state_dict())
 
     def load(self, state: Any) -> None:
-        """Restore a state returned by :meth:`save`, or raise ``ConfigError`` if different code returned it."""
+        """Restore a state returned by :meth:`save`, or raise ``ConfigError`` if the state is from different code."""
         if (state is not None) != self.exists:
             raise ConfigError(f"{self.where}: the checkpoint was written with other code; start a new run")
         if self.exists:

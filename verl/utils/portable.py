@@ -1,4 +1,4 @@
-"""Makes values portable by removing lone surrogates, NaN, infinity and terminal control characters."""
+"""Makes values portable by replacing lone surrogates, NaN, infinity and control characters."""
 
 import math
 import unicodedata
@@ -14,7 +14,7 @@ def valid_unicode(text: str) -> str:
 
 
 def finite_or_null(value: Any) -> Any:
-    """Return ``value`` with nonfinite floats replaced by None, so that it is valid JSON."""
+    """Replace nonfinite floats in ``value`` by None, so that it can be written as valid JSON."""
     # Test for numbers and strings first, because reports contain millions of them and the mapping check is slow.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -28,5 +28,5 @@ def finite_or_null(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` on one line, without characters that a terminal or a file cannot represent."""
+    """Return ``text`` on one line. Characters that a terminal or a file cannot represent become spaces."""
     return "".join(" " if unicodedata.category(c) in HIDDEN else c for c in text)

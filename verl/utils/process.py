@@ -1,4 +1,4 @@
-"""Configures a process: cores, garbage collection, allocator, umask. Small, because entry points import it first."""
+"""Configures a process: cores, garbage collection, allocator, umask. Entry points import this small module first."""
 
 import ctypes
 import gc
@@ -15,24 +15,24 @@ import psutil
 CGROUPS = Path("/sys/fs/cgroup")
 
 UMASK = "VERL_UMASK"
-"""Environment variable that passes the user's umask to processes started under a stricter umask."""
+"""Environment variable with the user's umask, for processes that are started under a stricter umask."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
 KEPT_BYTES = 256 << 20
-"""Maximum number of free bytes to keep at the top of the heap."""
+"""Maximum number of free bytes that stay at the top of the heap."""
 LARGEST_IN_HEAP = 32 << 20
-"""Maximum size in bytes of heap allocations (glibc allows no more); larger allocations are mapped separately."""
+"""Maximum size in bytes of allocations on the heap (glibc's limit). Larger allocations are mapped separately."""
 
 
 def available_cores() -> int:
-    """Return the number of cores, at least 1, that affinity and control groups make available to this process."""
+    """Return the number of cores, at least 1, that CPU affinity and control groups let this process use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota())))
 
 
 def _quota() -> float:
-    """Return the CPU limit of this process's control groups in cores, or infinity without a limit."""
+    """Return the CPU limit of this process's control groups in cores, or infinity if there is no limit."""
     groups = [line.partition("::")[2] for line in _words(Path("/proc/self/cgroup")) if line.startswith("0::")]
     # In a container, the process's group is often the root; elsewhere, the limits of its ancestors also apply.
     below = [CGROUPS / group.lstrip("/") for group in groups]
@@ -52,24 +52,24 @@ def _words(file: Path) -> list[str]:
 
 
 class Stage:
-    """Current activity of a starting process, which the process waiting for it can display."""
+    """Current activity of a process while it starts, for display by the process that waits for it."""
 
     name = ""
 
 
 def set_stage(name: str) -> None:
-    """Set the current activity of this process; a worker's heartbeats report it to the driver."""
+    """Set the current activity of this process. Workers report the activity to the driver with their heartbeats."""
     Stage.name = name
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Suspend garbage collection for imports and for objects that live as long as the process.
+    """Suspend garbage collection inside a block that imports modules or creates long-lived objects.
 
-    The collector never scans objects that exist at the end of the block.
+    Objects that exist at the end of the block are excluded from later collections.
 
-    Otherwise, it would repeatedly scan the growing modules, which takes a quarter of vLLM's import time, and later scan
-    all of them in every full collection.
+    Otherwise, the collector would repeatedly scan all imported modules. These scans take a quarter of vLLM's import
+    time, and every full collection would repeat them.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -89,10 +89,10 @@ def freeze_objects() -> None:
 
 @contextmanager
 def memory_limit(more: int) -> Iterator[None]:
-    """Limit the growth of the process's address space to ``more`` bytes within the block.
+    """Limit the growth of the process's address space to ``more`` bytes inside the block.
 
-    Allocations beyond the limit fail, in Python with ``MemoryError``. Systems that cannot limit address space (macOS)
-    ignore the limit.
+    Allocations beyond the limit fail. In Python, they raise ``MemoryError``. On systems other than Linux, the limit has
+    no effect.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
@@ -107,11 +107,11 @@ def memory_limit(more: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
+    """Configure the C library to reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
-    Otherwise, the system clears pages before handing them out, which takes a third of a small model's forward pass and
-    of a 135-million-parameter model's step. :func:`return_freed_memory` releases the memory kept. Returns whether the C
-    library supports these settings, as glibc does.
+    Otherwise, the system clears each new page of a process. Clearing takes a third of a small model's forward pass and
+    a third of a step with a 135-million-parameter model. :func:`return_freed_memory` releases the memory. Returns
+    whether the C library supports these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -120,21 +120,21 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory of freed tensors to the system; call this before work that needs other tensor sizes."""
+    """Return the memory of freed tensors to the system. Call this function before working with other tensor sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def restore_umask() -> None:
-    """Restore the user's file permissions in a process that started under a stricter umask."""
+    """Restore the user's umask in a process that was started under a stricter one."""
     if UMASK in os.environ:
         os.umask(int(os.environ[UMASK], 8))
 
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make files created in the block private, also in child processes; workers call :func:`restore_umask`."""
+    """Make files created inside the block private, also in child processes. Workers call :func:`restore_umask`."""
     # Set the variable first, so that every process that starts under the stricter umask knows the user's umask.
     before = os.umask(0o077)
     os.umask(before)

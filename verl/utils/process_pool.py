@@ -1,6 +1,6 @@
-"""Provides a pool of killable processes for code that may hang, crash or exhaust memory.
+"""Pool of killable processes for code that may hang, crash or exhaust memory.
 
-The pool runs verifiers, environments and tools.
+Verifiers, environments and tools run in such pools.
 """
 
 import ctypes
@@ -30,8 +30,8 @@ from verl.utils.user_code import raised
 logger = logging.getLogger(__name__)
 
 STALL_S = 120.0
-"""Seconds without progress, beyond the time limit, after which the pool restarts; a process needs less time to start
-even on a loaded machine."""
+"""Seconds without progress, in addition to the time limit, after which the pool restarts. Even on a loaded machine, a
+process starts in less time."""
 
 FAILURES = {
     TimeoutError: "timeout",
@@ -40,48 +40,48 @@ FAILURES = {
     pickle.PicklingError: "crash",
     ProcessExpired: "crash",
 }
-"""Exception that ends a task without a result -> reason given in the verdict."""
+"""Maps each exception that ends a task without a result to the reason in the verdict."""
 
 ENDED = (TimeoutError, ProcessExpired)
-"""Exceptions raised by a future whose process was killed or died."""
+"""Exceptions of a future whose process was killed or died."""
 
 MOST_PROCESSES = 32
-"""Upper limit of the default number of processes, each of which takes about 200 MB."""
+"""Upper limit of the default number of processes. Each process needs about 200 MB."""
 
 MAX_STARTS = 3
-"""Maximum number of pool starts within one batch."""
+"""Maximum number of times that the pool is started during a batch."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: the signal that this process receives when the thread that started it ends."""
+"""Linux ``prctl`` option: signal that this process receives when the thread that started it ends."""
 
 PR_SET_NAME = 15
-"""Linux ``prctl`` option: the name of this process."""
+"""Linux ``prctl`` option: name of this process."""
 
 NAME_BYTES = 15
 """Maximum length of a Linux process name."""
 
 MARK_VARIABLE = "VERL_POOL_PROCESS"
-"""Environment variable that contains the mark of a pool process."""
+"""Environment variable with the mark of a pool process."""
 
 SCANS = 20
-"""Maximum number of scans for orphans; each may find processes that earlier orphans have started."""
+"""Maximum number of scans for orphans. A scan may find processes started by orphans of the previous scan."""
 
 
 def spare_cores(busy: int) -> int:
-    """Return the number of pool processes to use if other processes keep ``busy`` of the available cores busy."""
+    """Return the number of pool processes to start if other processes occupy ``busy`` cores."""
     return min(MOST_PROCESSES, max(1, available_cores() - busy))
 
 
 def failure_reason(error: BaseException) -> str | None:
-    """Return the reason if a task failed through its own fault, or None for any other exception."""
+    """Return the reason for a failure that the task itself caused, or None for any other exception."""
     return next((reason for kind, reason in FAILURES.items() if isinstance(error, kind)), None)
 
 
 class KillablePool:
-    """A pool of spawned processes, and a thread that starts them and runs one batch of tasks after another.
+    """A pool of processes, with a thread that starts them and runs batches of tasks one after another.
 
-    Processes are spawned instead of forked, because this process has threads and uses accelerators. They end when this
-    process ends, even if it is killed.
+    Pool processes are spawned instead of forked, because the main process has threads and uses accelerators. Pool
+    processes end when the main process ends, even if it is killed.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class KillablePool:
         *arguments: Any,
         users_code: bool,
     ) -> None:
-        """Set up the pool; processes start with the first batch.
+        """Set up the pool. The processes are started for the first batch.
 
         Args:
-            what: Name of the processes in messages.
-            options: Name of the group with ``num_workers`` and ``memory_limit_mb``, for messages.
-            timeout_s: Time limit per task.
-            memory_limit_mb: Memory that a process may use beyond its size after ``prepare``.
-            prepare: Function that every process first calls with ``arguments``.
-            users_code: Whether tasks may start processes, which must be killed together with the task.
+            what: Name of the processes, for messages.
+            options: Name of the config group with ``num_workers`` and ``memory_limit_mb``, for messages.
+            timeout_s: Time limit per task in seconds.
+            memory_limit_mb: Memory that a process may allocate after ``prepare``.
+            prepare: Function that every process calls with ``arguments`` when it starts.
+            users_code: Whether tasks may start processes, which are killed if the task's process dies.
         """
         self.num_processes, self._timeout_s = num_processes, timeout_s
         self._what, self._options, self._users_code = what, options, users_code
@@ -113,16 +113,16 @@ class KillablePool:
         self._closed = False
         self._processes: ProcessPool | None = None
         self._started = set[int]()
-        """Ids of all pool processes so far."""
+        """Ids of the pool processes started so far."""
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=what.replace(" ", "-"))
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run ``work``, which may call :meth:`run`, in the pool's thread."""
+        """Call ``work`` in the pool's thread. ``work`` may call :meth:`run`."""
         self.check_open()
         return self._dispatcher.submit(work, *arguments)
 
     def close(self) -> None:
-        """Stop the processes, even in the middle of a batch. Safe to call twice."""
+        """Stop the processes, even during a batch. Repeated calls are allowed."""
         if not self._closed:
             self._closed = True
             # The dispatching thread must stop the processes, because they end with the thread that started them.
@@ -135,12 +135,12 @@ class KillablePool:
         arguments: Sequence[Any],
         on_lost: Callable[[int, BaseException], None] | None = None,
     ) -> list[Any]:
-        """Return the function's result for each argument, or the exception that it raised.
+        """Call a function in the pool, once for each argument, and return its results or the exceptions that it raised.
 
-        If an argument, result or exception cannot be sent between processes, only its own task fails.
+        If an argument, result or exception cannot be sent between processes, only the task that it belongs to fails.
 
         Args:
-            on_lost: Called with the index of a task as soon as its process was killed or died, in another thread.
+            on_lost: Called with a task's index and exception, in another thread, when its process was killed or died.
         """
         outcomes: list[Any] = [None] * len(arguments)
         unfinished = list(range(len(arguments)))
@@ -180,9 +180,9 @@ class KillablePool:
         return outcomes
 
     def _wait(self, futures: list[Future[Any]]) -> None:
-        """Wait until all futures are done, or until there has been no progress for too long.
+        """Wait until all futures are done or there has been no progress for too long.
 
-        If a process dies while holding the pool's lock, the others wait for the lock forever.
+        If a process dies while holding the pool's lock, all other processes wait for the lock forever.
         """
         progress, num_done, lost = time.monotonic(), 0, 0
         while True:
@@ -201,7 +201,7 @@ class KillablePool:
                 return
 
     def _kill_orphans(self) -> None:
-        """Kill marked processes without a living pool process among their ancestors; built-in code starts none."""
+        """Kill marked processes that have no living pool process as an ancestor. Built-in code starts no processes."""
         for _ in range(SCANS if self._users_code and sys.platform == "linux" else 0):
             alive = _pool_processes()
             orphans = [p for p in psutil.process_iter() if _is_orphan(p, self._mark, self._started - alive, alive)]
@@ -239,7 +239,7 @@ class KillablePool:
 
 
 def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., None], arguments: Sequence[Any]) -> None:
-    """Set limits and signal handlers; called first in every process."""
+    """Initialize a pool process: set limits and signal handlers, and call ``prepare``."""
     restore_umask()
     os.environ[MARK_VARIABLE] = mark
     if sys.platform == "linux":
@@ -279,7 +279,7 @@ def _attempt(convert: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _call(function: Callable[[Any], Any], packed: bytes) -> tuple[bytes, str]:
-    """Call ``function`` with a pickled argument; return its pickled result or exception, and the latter in words."""
+    """Call ``function`` with a pickled argument. Return the pickled result or exception, and the exception's text."""
     what = ""
     try:
         outcome = function(pickle.loads(packed))
@@ -291,7 +291,7 @@ def _call(function: Callable[[Any], Any], packed: bytes) -> tuple[bytes, str]:
 
 
 def _received(reply: tuple[bytes, str]) -> Any:
-    """Return the result or exception in a reply of :func:`_call`."""
+    """Return the result or exception in a value returned by :func:`_call`."""
     packed, what = reply
     outcome = _attempt(pickle.loads, packed)
     # An exception class may be unknown here, or be unable to read its pickled objects.
@@ -305,7 +305,7 @@ def _received(reply: tuple[bytes, str]) -> Any:
 
 
 def _pool_processes() -> set[int]:
-    """Return the ids of the living processes of all pools."""
+    """Return the process ids of the living processes of all pools."""
     return {process.pid for process in multiprocessing.active_children() if process.pid}
 
 

@@ -1,9 +1,9 @@
-"""Runs untrusted, model-written Python code under bubblewrap; SECURITY.md lists the attacks that this withstands.
+"""Runs untrusted, model-written Python code with bubblewrap. SECURITY.md lists attacks that the sandbox withstands.
 
-The program runs in its own namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. It
-has no network, environment variables or capabilities, and a seccomp filter blocks attacks that namespaces leave open.
-Its input and outputs are anonymous files, so it cannot communicate unless it is given a pipe. If root starts it, it
-runs as another user.
+The program runs in separate namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. The
+program has no network, and no environment variables or capabilities of this process. A seccomp filter blocks attacks
+that namespaces do not prevent. Standard input and outputs are anonymous files, so the program can communicate only
+through pipes that it is given. If root starts the program, it runs as another user.
 """
 
 import errno
@@ -30,10 +30,10 @@ from typing import Literal, NamedTuple
 from verl.config.errors import ConfigError
 
 MAX_PROCESSES = 32
-"""Maximum number of processes and threads of one run."""
+"""Maximum number of processes and threads in a run."""
 
 MAX_FILE_BYTES = 16 << 20
-"""Maximum size of a file written by a program, including standard output and standard error."""
+"""Maximum size in bytes of a file written by a program, including standard output and standard error."""
 
 TMP_BYTES = 64 << 20
 """Size in bytes of the program's temporary folder."""
@@ -43,7 +43,7 @@ POLL_MS = 20
 """Milliseconds between checks of a run's memory."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
-"""User ids for programs started by root; systemd reserves them for transient users, so nobody else owns them."""
+"""User ids for programs started by root. systemd reserves these ids for transient users, so no other user has them."""
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -62,8 +62,8 @@ class Run(NamedTuple):
     """Outcome of a program run."""
 
     ending: Ending
-    """``error``: nonzero exit status or a signal; ``timeout`` or ``memory``: killed at that limit; ``output``: output
-    beyond ``MAX_FILE_BYTES``, which is lost."""
+    """``error``: nonzero exit status or a signal. ``timeout``, ``memory``: killed at this limit. ``output``: output
+    exceeded ``MAX_FILE_BYTES`` and was cut."""
     stdout: str
     stderr: str
 
@@ -71,12 +71,12 @@ class Run(NamedTuple):
 def run_python(
     code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int = 1024, descriptors: Sequence[int] = ()
 ) -> Run:
-    """Run ``code`` as a program, and return after all of its processes have ended.
+    """Run ``code`` as a program, wait until all of its processes have ended, and return the outcome.
 
-    ``memory_mb`` limits the address space of each process, and the total resident memory. The program inherits the
-    file or pipe ``descriptors`` under the same numbers; this function closes them here.
+    ``memory_mb`` limits both the address space of each process and the total resident memory. The program inherits the
+    file or pipe ``descriptors`` with the same numbers. The descriptors are closed in this process.
 
-    Raises ``RuntimeError`` if bubblewrap cannot create the sandbox; see :func:`require_sandbox`.
+    Raises ``RuntimeError`` if bubblewrap cannot create the sandbox (see :func:`require_sandbox`).
     """
     with ExitStack() as files, ExitStack() as handed_over:
         for descriptor in descriptors:
@@ -110,7 +110,7 @@ def run_python(
 
 
 def _file(files: ExitStack, data: bytes | None = None) -> int:
-    """Return a descriptor of an anonymous file, either empty or read-only with ``data``."""
+    """Create an anonymous file, either empty or read-only with ``data``, and return its descriptor."""
     file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     files.callback(os.close, file)
     if data is not None:
@@ -122,7 +122,7 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
-    """Wait for a run to end, and return the limit at which it was killed, or None if it was not killed."""
+    """Wait until a run ends. Return the limit that the run exceeded and was killed for, or None."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:
@@ -140,9 +140,9 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
 
 
 def _wait_for(first: int | None) -> None:
-    """Wait until the first process of the namespace, and therefore every other one, has ended.
+    """Wait until the first process of the namespace has ended, and thus all processes in the namespace.
 
-    bubblewrap kills that process, but may end before it.
+    bubblewrap kills the first process but may itself end before it.
     """
     try:
         ended, poller = os.pidfd_open(first or 0), select.poll()
@@ -154,7 +154,7 @@ def _wait_for(first: int | None) -> None:
 
 
 def _status(file: int) -> dict[str, int]:
-    """Return bubblewrap's report, which contains ``child-pid`` and, after the run, ``exit-code``."""
+    """Return the status reported by bubblewrap: ``child-pid`` and, after the run, ``exit-code``."""
     entries: dict[str, int] = {}
     for line in os.pread(file, 4096, 0).split(b"\n")[:-1]:
         entries |= json.loads(line)
@@ -162,7 +162,7 @@ def _status(file: int) -> dict[str, int]:
 
 
 def _memory(first: int) -> int:
-    """Return the private resident bytes of a process and its descendants; pages that forks share count for each."""
+    """Return the private resident bytes of a process and its descendants, counting pages shared by forks repeatedly."""
     pages, family = 0, [first]
     for pid in family:
         try:
@@ -194,14 +194,14 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
 
 @cache
 def _is_root() -> bool:
-    """Return whether this process can assume any user id; root in a user namespace often cannot."""
+    """Return whether this process can assume any user id. Root in a user namespace often cannot."""
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
 
 
 @cache
 def _mounts() -> tuple[str, ...]:
-    """Return the start of bubblewrap's command line: namespaces and all mounts except the program."""
+    """Return the first part of bubblewrap's command line: namespaces, and all mounts except for the program."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ConfigError("bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap")
@@ -241,7 +241,7 @@ def _tmpfs(folder: str) -> list[str]:
 # --- the filter ------------------------------------------------------------------------------------------------------
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine -> column in the tables below, and number in the Linux audit interface."""
+"""Maps each machine type to its column in the tables below and its number in the Linux audit interface."""
 
 REFUSED = {
     # Calls that create namespaces, in which a program would have capabilities again.
@@ -256,7 +256,7 @@ REFUSED = {
     # Calls that programs rarely need and that have exposed kernel vulnerabilities.
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "ptrace": (101, 117)},
 }
-"""System call that fails with EPERM -> its number on each architecture."""
+"""Maps each system call that must fail with EPERM to its number on each architecture."""
 
 CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
@@ -264,15 +264,15 @@ NEW_NAMESPACES = 0x7E020080
 SHARED_ANONYMOUS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 PR_SET_PDEATHSIG = 1
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-"""Opcodes of classic BPF: load a word of the call, mask it, jump on a condition, and return."""
+"""Opcodes of classic BPF: load a word of the call, apply a mask, jump on a condition, and return."""
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Offsets in ``struct seccomp_data``; an argument has 8 bytes, with the low word first."""
+"""Offsets in ``struct seccomp_data``. An argument has 8 bytes, with the low word first."""
 
 
 @cache
 def _filter() -> bytes:
-    """Return the seccomp filter as ``struct sock_filter`` entries: code, jump if true, jump if false, operand."""
+    """Return the seccomp filter as ``struct sock_filter`` entries (code, jump if true, jump if false, operand)."""
     column, audit = ARCHITECTURES[platform.machine()]
     denied = (RETURN, 0, 0, FAIL | errno.EPERM)
     program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
@@ -304,12 +304,13 @@ SWITCHES = {
     ),
     "user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
 }
-"""Kernel settings that forbid user namespaces: file below /proc/sys -> the value that forbids them, and the remedy."""
+"""Kernel settings that can disable user namespaces. Each file in /proc/sys is mapped to the value that disables
+namespaces and to instructions for enabling namespaces."""
 
 
 @cache
 def require_sandbox() -> None:
-    """If :func:`run_python` does not work, raise a ``ConfigError`` that says in one line what to install or set."""
+    """If :func:`run_python` does not work, raise a ``ConfigError`` that names what to install or set in one line."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():

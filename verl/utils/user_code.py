@@ -1,7 +1,7 @@
 """Loads, checks and calls user code named by an import path, ``module:name`` or ``file.py:name``.
 
-All options that name code use these functions. Mistakes are reported before Ray starts if possible; later errors name
-the option and the file and line of the user's code. Importing this module is fast.
+All options that name user code use these functions. Mistakes are reported before Ray starts if possible. Later errors
+name the option, and the file and line of the user's code. Importing this module is fast.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ LIBRARIES = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     f"{HERE.parents[1]}/",
 )
-"""Folders whose files are not the user's own code."""
+"""Folders whose files are not user code."""
 
 
 def is_file(path: str) -> bool:
-    """Return whether ``path`` denotes a file, ``folder/mine.py``, rather than a module, ``package.mine``."""
+    """Return whether ``path`` is a file (``folder/mine.py``) rather than a module (``package.mine``)."""
     return path.endswith(".py")
 
 
@@ -46,14 +46,14 @@ def source_file(path: str) -> Path | None:
 
 
 def is_import_path(name: str) -> bool:
-    """Return whether an option's value ``name`` is an import path rather than a built-in name."""
+    """Return whether an option's value ``name`` is an import path rather than the name of a built-in."""
     return ":" in name
 
 
 def load_code(path: str, field: str) -> Any:
-    """Load the function or class with the import path ``path``, which is the value of the option ``field``.
+    """Load the function or class at the import path ``path``, which is the value of the option ``field``.
 
-    Raises ``ConfigError`` if the file, module or name does not exist, is not callable, or its import raises an error.
+    Raises ``ConfigError`` if the file, module or name does not exist, if importing it fails, or if it is not callable.
     """
     module, _, name = path.rpartition(":")
     where = f"{field}={path!r}"
@@ -66,7 +66,7 @@ def load_code(path: str, field: str) -> Any:
 
 
 def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
-    """Like :func:`load_code`, but for a class whose file or module ``path`` is a separate option, as in veRL."""
+    """Like :func:`load_code`, but for a class, with its file or module ``path`` in a separate option, as in veRL."""
     code = getattr(load_module(path, f"{path_field}={path!r}"), name, None)
     if not isinstance(code, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
@@ -76,7 +76,7 @@ def load_class(path: str, name: str, path_field: str, name_field: str) -> type[A
 def check_signature(
     where: str, code: Callable[..., Any], inputs: Sequence[str], kwargs: Mapping[str, Any], kwargs_field: str = ""
 ) -> None:
-    """Raise a ``ConfigError`` that starts with ``where`` unless ``code`` accepts these arguments.
+    """If ``code`` does not accept the arguments, raise a ``ConfigError`` whose message starts with ``where``.
 
     Args:
         inputs: Names of the positional arguments, for the message.
@@ -95,7 +95,7 @@ def check_signature(
 
 
 def definition(code: Callable[..., Any]) -> str:
-    """Return the file and first line of a function or class, decorators included, or an empty string if unknown."""
+    """Return the file and first line (with decorators) of a function or class, or an empty string if unknown."""
     try:
         return f" ({inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]})"
     except (TypeError, OSError):
@@ -119,7 +119,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def raised(error: BaseException) -> str:
-    """Describe an error in user code with its location: ``raised KeyError: 5 (mine.py, line 3)``."""
+    """Describe an error in user code and its location, such as ``raised KeyError: 5 (mine.py, line 3)``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != HERE]
     frames = [frame for frame in frames if not frame.filename.startswith("<") and "importlib" not in frame.filename]
     # Often, a library raises the error because the user's code calls it incorrectly.
@@ -133,7 +133,7 @@ def raised(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the first line of an error, whose own ``__str__`` may fail."""
+    """Return the type and the first line of an error, or only the type if the error's ``__str__`` fails."""
     try:
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     except Exception:
@@ -141,9 +141,9 @@ def described(error: BaseException) -> str:
 
 
 class UserFunction:
-    """A user's function, which is called with inputs and the keyword arguments from its option.
+    """A user's function that is called with inputs and with keyword arguments from the config.
 
-    Raises ``ConfigError`` if the function cannot be loaded, is a class, or does not accept these arguments.
+    Raises ``ConfigError`` if the function cannot be loaded, is a class, or does not accept its arguments.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class UserFunction:
         """Load the function.
 
         Args:
-            field: Option that names the function; ``<field>_kwargs`` holds its ``kwargs``, unless these are None.
-            path: Value of the option.
+            field: Option that names the function. If ``kwargs`` is not None, it is the value of ``<field>_kwargs``.
+            path: Value of the option ``field``.
             inputs: Names of the positional arguments, for messages.
-            optional: Names of inputs that the function gets if it has parameters with these names.
+            optional: Names of inputs that are passed only if the function has parameters with these names.
         """
         self.where = f"{field}={path!r}"
         self.function = load_code(path, field)
@@ -168,12 +168,12 @@ class UserFunction:
         if isinstance(self.function, type):
             raise ConfigError(f"{self.where}: is a class; name a function (what has state is a trainer.method)")
         self.optional = [name for name in optional if name in _parameters(self.function)]
-        """Names of the optional inputs that the function gets."""
+        """Names of the optional inputs that are passed to the function."""
         named = self.kwargs | dict.fromkeys(self.optional)
         check_signature(self.where, self.function, inputs, named, "" if kwargs is None else f"{field}_kwargs")
 
     def __call__(self, *inputs: Any, **optional: Any) -> Any:
-        """Call the function, and raise ``ConfigError`` if it raises any error."""
+        """Call the function, and convert any exception that it raises to ``ConfigError``."""
         with user_code(f"{self.where}:"):
             return self.function(*inputs, **self.kwargs, **optional)
 
@@ -186,7 +186,7 @@ def _parameters(function: Callable[..., Any]) -> Collection[str]:
 
 
 def check_tensor(where: str, value: Any, *shapes: Sequence[int], what: str = "") -> None:
-    """Raise ``ConfigError`` unless ``value``, returned by user code, is a tensor with one of ``shapes``.
+    """Raise ``ConfigError`` if ``value``, returned by user code, is not a tensor with one of ``shapes``.
 
     ``what`` is appended to the shapes in the message.
     """
@@ -198,17 +198,17 @@ def check_tensor(where: str, value: Any, *shapes: Sequence[int], what: str = "")
 
 
 def check_finite(where: str, value: Any, hint: str = "") -> None:
-    """Raise ``ConfigError`` unless all numbers of the tensor ``value [B, ...]`` are finite."""
+    """Raise ``ConfigError`` if the tensor ``value [B, ...]`` contains NaN or infinity."""
     wrong = (~value.isfinite()).reshape(len(value), -1).any(dim=1).nonzero()
     if len(wrong):
         raise ConfigError(f"{where}: returned NaN or infinity in row {int(wrong[0])}; expected finite numbers{hint}")
 
 
 def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Callable[[Any, Any], Any]:
-    """Return ``name``, or the user's KL estimator with this import path, wrapped in checks.
+    """Return ``name`` unchanged or, if it is an import path, the user's KL estimator with checks of its results.
 
-    The estimator takes ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns estimates of the divergence per
-    token, [B, R], which must be differentiable with respect to ``logprobs`` if these require a gradient.
+    The estimator accepts ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns estimates of the divergence per
+    token, [B, R]. The estimates must be differentiable with respect to ``logprobs`` if these require a gradient.
     """
     if not is_import_path(name):
         return name
@@ -228,7 +228,7 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
 
 
 def load_module(path: str, where: str) -> ModuleType:
-    """Import a file or module; raise a ``ConfigError`` that starts with ``where`` if it is missing or fails."""
+    """Import a file or module. If this fails, raise a ``ConfigError`` whose message starts with ``where``."""
     path = find_path(path) if is_file(path) else path
     if is_file(path) and not Path(path).is_file():
         raise ConfigError(f"{where}: no such file ({places(path)}); name a .py file or a module")
@@ -240,7 +240,7 @@ def load_module(path: str, where: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import ``file`` from any folder, and return the same module until the file changes."""
+    """Import ``file``, in any folder. The same module is returned until the file changes."""
     # Two files can have the same name, and neither must hide a library of that name.
     identity = str(file.resolve()).encode() + b"\0" + file.read_bytes()
     name = f"{file.stem}_{hashlib.blake2b(identity, digest_size=8).hexdigest()}"

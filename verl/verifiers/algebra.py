@@ -24,7 +24,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 _LATEX = [LatexExtractionConfig()]
 
 EXACT_DIGITS, DECIMAL_DIGITS = 30, 15
-"""Digits of precision in math-verify (``numeric_precision``); smaller differences count as zero."""
+"""Digits of precision in math-verify (``numeric_precision``). Smaller differences count as zero."""
 
 _NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
 _VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
@@ -41,11 +41,11 @@ _SUM = re.compile(r"(?<=[^\s({\[])\s*[+-]")
 def compare_latex(
     answer: str, ground_truth: str, allows: Callable[[Decimal, Decimal], bool] | None = None
 ) -> bool | None:
-    """Whether two LaTeX expressions are equivalent, or None if the answer cannot be parsed. May never return.
+    """Return whether LaTeX expressions are equivalent, or None if the answer cannot be parsed. May never terminate.
 
     Letters at the end of an expression are read as variables rather than units (``keep_variable``), including names in
     ``SHORT_UNITS`` if the ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides
-    whether they are close; by default, they must agree to six decimals and five significant digits.
+    whether they are close. By default, the numbers must agree to six decimals and five significant digits.
     """
     if measures_differ(answer, ground_truth):
         return False
@@ -96,7 +96,7 @@ def _with_imaginary_unit(reading: Basic) -> Basic:
 
 
 def _is_identity(reading: Any) -> bool:
-    """Whether a chain of equations is true and free of variables, such as 2 + 3 = 5."""
+    """Return whether a chain of equations, such as 2 + 3 = 5, is true and contains no variables."""
     links = relations(reading)
     return bool(links) and all(
         isinstance(link, Eq)
@@ -109,7 +109,7 @@ def _is_identity(reading: Any) -> bool:
 
 
 def _number(expression: Any) -> Decimal | None:
-    """Return the value of an expression, or of the right side of an equation, if it is a real number, else None."""
+    """Return the value of an expression, or of an equation's right side, or None if it is not a real number."""
     if isinstance(expression, Eq):
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
@@ -121,7 +121,7 @@ def _number(expression: Any) -> Decimal | None:
 
 
 def measures_differ(answer: str, truth: str) -> bool:
-    """Whether answer and truth differ in their units, number bases or modifying words."""
+    """Return whether answer and truth differ in their units, number bases or modifying words."""
     numerals = [numerals_in(text) for text in (answer, truth)]
     # Digits must be smaller than the base, so 18_5 is invalid.
     invalid = [any(int(digit, 36) >= base for digits, base in pairs for digit in digits) for pairs in numerals]
@@ -135,7 +135,7 @@ def measures_differ(answer: str, truth: str) -> bool:
 
 
 def _names_differ(answer: str, truth: str) -> bool:
-    """Whether variables differ in their prime marks or, within expressions, in their case."""
+    """Return whether variables differ in their prime marks or, within expressions, in their case."""
     if len(_PRIMED.findall(answer)) != len(_PRIMED.findall(truth)):
         return True
     ours, theirs = (set(_VARIABLE.findall(_COMMANDS.sub(" ", text))) for text in (answer, truth))
@@ -144,7 +144,7 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, which algebra would drop.
+    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, lest they be dropped.
 
     ``^{\\prime}`` is replaced with ``'``.
     """
@@ -153,15 +153,15 @@ def without_text(latex: str) -> str:
 
 
 def has_variables(latex: str) -> bool:
-    """Whether LaTeX contains letters outside of commands and words."""
+    """Return whether LaTeX contains letters outside of commands and words."""
     return re.search("[A-Za-z]", _COMMANDS.sub("", latex)) is not None
 
 
 def keep_variable(latex: str, short: bool = False) -> str:
     """Put braces around a variable at the end of ``latex``, because math-verify would drop it as a unit.
 
-    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. With ``short``, so
-    do the names in ``SHORT_UNITS`` after a single number.
+    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. If ``short`` is
+    set, names in ``SHORT_UNITS`` after a single number also remain units.
     """
     latex = _CONSTANT.sub(r" \1 ", latex)
     match = _LAST_LETTERS.search(latex)

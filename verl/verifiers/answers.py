@@ -15,10 +15,10 @@ from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
-"""Maximum length of answers to compare algebraically; longer ones are compared only as text."""
+"""Maximum length of answers that are compared algebraically. Longer answers are compared only as text."""
 
 MAX_RAW_CHARS = 2000
-"""Maximum length of such answers before normalisation, since algebra parses the original text."""
+"""Maximum length, before normalisation, of answers compared algebraically, since algebra parses the original text."""
 
 TAIL_CHARS = 4096
 """Number of characters at the end of a response that are searched for an unboxed answer."""
@@ -53,7 +53,7 @@ _STRUCK = re.compile(
     r"(?<![^\s(>*:])~~(?=\S)[^~]{1,400}~~(?![A-Za-z0-9\\])|<(del|strike)>[^<]{0,400}</\1>"
     r"|\\(?:[bx]?cancel|sout)\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,99}+\}){0,99}+\}){0,400}+\}",
 )
-"""Struck-through text. In LaTeX, ``~~`` between formulas is spacing instead."""
+"""Struck-through text. Between LaTeX formulas, ``~~`` is spacing instead."""
 
 THINK, END_OF_THINK = "<think>", "</think>"
 """Tags around the thoughts of reasoning models. Templates may put the opening tag at the end of the prompt."""
@@ -70,12 +70,12 @@ def after_thinking(text: str) -> str:
 
 
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
-    """Return a response's answer, or None if there is none, and whether the answer was in a box.
+    """Return a response's answer (None if absent) and whether it was in a box.
 
-    The answer is the first of these that exists: the last box; the number after the last ``####``; the rest of the
-    sentence after the last "answer is" (or "answer:", 答案是); the last number. Boxes and numbers include context that
-    changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. With ``equation``,
-    for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
+    The answer is the last box. Without a box, it is the number after the last ``####``, else the rest of the sentence
+    after the last "answer is" (or "answer:", 答案是), else the last number. Boxes and numbers include context that
+    changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation`` is
+    set, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
     """
     boxed = boxed_with_context(text)
     if boxed is not None:
@@ -193,14 +193,14 @@ def normalise(answer: str) -> str:
 
 
 def vote_key(answer: str) -> Hashable:
-    """Return a key that is equal for equivalent answers: the value of a plain number, else the normalised text."""
+    """Return a key that is equal for equivalent answers: the value of a plain number, or else the normalised text."""
     text = normalise(answer.strip())
     number = plain_number(text)
     return text if number is None else number
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:
-    """Whether answer and ground truth are equal as text or as plain numbers, or None if undecided.
+    """Return whether answer and ground truth are equal as text or as plain numbers, or None if undecided.
 
     Integers must match exactly. If either number has a fractional part, the tolerance is 1e-6 times the ground truth's
     magnitude, but at most 1e-6.

@@ -1,7 +1,7 @@
 """Checks the relative error of expressions that math-verify considers equal.
 
-math-verify rounds decimals to six places and ignores differences below its precision. It would therefore consider all
-small numbers equal.
+math-verify rounds decimals to six places and ignores differences below its precision. Therefore, math-verify would
+consider all small numbers equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ NOISE = Rational(1, 10**25)
 """Threshold, as a fraction of the absolute value, below which real or imaginary parts are ignored."""
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
-"""Values assigned to variables in alphabetical order. Integers are also valid in sums and factorials."""
+"""Values assigned to variables in alphabetical order. They are integers, so that sums and factorials are defined."""
 
 Allows = Callable[[Decimal, Decimal], bool]
 
 
 def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
-    """Whether parsed expressions agree as numbers; True if they cannot be evaluated.
+    """Return whether parsed expressions agree numerically, or True if they cannot be evaluated.
 
     ``allows`` is the problem's tolerance; see :func:`verl.verifiers.algebra.compare_latex`.
     """
@@ -49,7 +49,7 @@ def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
 
 
 def _match(left: Sequence[Any], right: Sequence[Any], allows: Allows | None) -> bool:
-    """Whether the entries agree in some order."""
+    """Return whether the entries agree in some order."""
     unmatched = list(left)
     for entry in right:
         index = next((i for i, other in enumerate(unmatched) if agree(other, entry, allows)), None)
@@ -71,12 +71,12 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether the value is a scalar expression."""
+    """Return whether the value is a scalar expression."""
     return isinstance(value, Expr) and not isinstance(value, MatrixBase)
 
 
 def relations(value: Any) -> list[Relational]:
-    """Return the links of a chain of equations or inequalities, or an empty list for any other value."""
+    """Return the relations in a chain of equations or inequalities, or an empty list for any other value."""
     if isinstance(value, Relational):
         return [value]
     links = getattr(value, "_unsorted_args", value.args) if isinstance(value, And) else ()
@@ -94,7 +94,7 @@ def _right_side(value: Any, other: Any) -> Any:
 
 
 def numbers_agree(ours: Expr, theirs: Expr, allows: Allows | None = None) -> bool:
-    """Whether scalar expressions have the same numerical value when variables are set to ``PRIMES``."""
+    """Return whether scalar expressions have the same numerical value when variables are set to ``PRIMES``."""
     if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
         return True  # math-verify compares names as text.
     decimal = ours.has(Float) or theirs.has(Float)

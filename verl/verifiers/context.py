@@ -76,7 +76,7 @@ _NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z]|\s[a-z]{3})|[\s$]{0,5}=\s{0
 _FORMULA = re.compile(
     r"(?<![0-9.])((?:[0-9.,A-Za-z]{1,20}\s?[-+*/×÷]\s?\$?){1,9}[0-9.,]{0,20}[0-9]|0?\.[0-9]{1,9})\sor\s\$?\Z"
 )
-"""A formula before a number that has the same value, as in $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
+"""A formula followed by a number with the same value, as in $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
 
 
 def with_context(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:
@@ -97,7 +97,7 @@ def with_context(text: str, start: int, end: int, answer: str, boxed: bool = Fal
 def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
     """Return whether the answer at ``text[start:end]`` is stated rather than asked, assumed, guessed or retracted.
 
-    With ``choice``, the answer is a letter, and statements that do not commit to one option are also rejected.
+    If ``choice`` is set, the answer is a letter, and statements that do not commit to one option are also rejected.
     """
     before = text[max(0, start - SENTENCE_CHARS) : start]
     before = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]

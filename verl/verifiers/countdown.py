@@ -19,10 +19,10 @@ from verl.verifiers.lexicon import plain_number
 from verl.verifiers.verdict import Info, Verdict
 
 MAX_CHARS = 400
-"""Maximum length of an expression; longer ones count as wrong. Four numbers need about twenty characters."""
+"""Maximum length of an expression; longer ones are wrong. An expression with four numbers has about 20 characters."""
 
 MAX_NUMBERS = 32
-"""Maximum count of numbers in a problem."""
+"""Maximum number of given numbers in a problem."""
 
 MAX_NUMBER = 10**12
 """Maximum absolute value of the numbers and the target."""
@@ -61,9 +61,9 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    The expression is taken from the last ``<answer>``, else the last box, else the text after the last "the answer is".
-    It may contain the four operations, brackets and signs, and may end with ``=`` and the target; anything else is
-    ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
+    The expression is read from the last ``<answer>`` tag, otherwise from the last box, otherwise from the text after
+    the last "the answer is". The expression may contain the four operations, brackets and signs, and may end with ``=``
+    and the target. Anything else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
 
     Raises ``ValueError`` if the ground truth has no numbers or no target.
     """
@@ -95,7 +95,7 @@ def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, 
 
 
 def uses(tokens: Iterable[str], numbers: list[int]) -> bool:
-    """Whether the numbers among ``tokens`` are ``numbers``, each exactly once."""
+    """Return whether ``tokens`` contain each of ``numbers`` exactly once and no other number."""
     used = [token for token in tokens if token.isdigit()]
     short = [int(token) for token in used if len(token) <= len(str(MAX_NUMBER))]
     return Counter(short) == Counter(numbers) and len(used) == len(numbers)
@@ -139,7 +139,7 @@ def _integer(value: Any) -> int | None:
 
 
 def tokenise(expression: str) -> list[str] | None:
-    """Split an expression into numbers, operators and brackets, inserting implicit ``*``; return None if impossible."""
+    """Split an expression into numbers, operators and brackets, inserting implicit ``*``. Return None if impossible."""
     for _ in range(MAX_NESTED):
         expression = _FRACTION.sub(r"((\1\2)/(\3\4))", expression)
     for command, sign in _COMMANDS.items():
@@ -152,7 +152,7 @@ def tokenise(expression: str) -> list[str] | None:
 
 
 def _is_product(before: str, token: str) -> bool:
-    """Whether multiplication is implied between two tokens, as in 4(6), (4)(6) and (4)6."""
+    """Return whether multiplication is implied between two tokens, as in 4(6), (4)(6) and (4)6."""
     return (before[-1].isdigit() and token == "(") or (before == ")" and (token == "(" or token.isdigit()))
 
 

@@ -12,11 +12,11 @@ _MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
 def verify_deepseek_r1(
     solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
+    """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
-    The answer is taken from the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"),
-    else all of it. It is compared as mathematics even if the response is malformed. ``boxed`` is true for well-formed
-    responses. With ``mode=independent``, a correct answer scores 1, or 0.5 if malformed; a wrong one, -0.5 or -1.
+    The answer is the box, the statement ("the answer is 5"), or the whole content of the last ``<answer>`` after all
+    thoughts. Answers in malformed responses are also compared. ``boxed`` is true for well-formed responses. With
+    ``mode=independent``, a correct answer scores 1 (0.5 if malformed) and a wrong one -0.5 (-1 if malformed).
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
@@ -26,7 +26,7 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Whether a response consists only of a thought and a non-empty answer, in tags and separated by whitespace.
+    """Return whether a response consists of a tagged thought and a tagged non-empty answer, separated by whitespace.
 
     The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """

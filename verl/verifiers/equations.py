@@ -48,7 +48,7 @@ MAX_NAME = 200
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text``, the left side of an equation, is the name of a value.
+    """Return whether ``text``, the left side of an equation, is the name of a value.
 
     Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
     (``f(2)``, ``P(A)``), words (``total cost``), and tuples of symbols (``(x, y)``).
@@ -69,7 +69,7 @@ def is_name(text: str) -> bool:
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether ``text`` starts with a bracket that is closed by the last character."""
+    """Return whether ``text`` starts with a bracket that is closed by the last character."""
     depth = 0
     for position, symbol in enumerate(text):
         depth += (symbol in "([{") - (symbol in ")]}")
@@ -79,7 +79,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def unwrap_equations(text: str) -> tuple[str, bool]:
-    """Reduce each equation whose first side is a name to its last side; also return whether other equations remain.
+    """Reduce each equation whose first side is a name to its last side. Also return whether other equations remain.
 
     Answers separated by commas, semicolons or words are reduced individually, even within common brackets.
     """
@@ -129,9 +129,9 @@ def last_equation(text: str, end: int) -> str | None:
 
 
 def leaves_open(text: str, chain: str) -> bool:
-    """Whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
+    """Return whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
 
-    In "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", the number is the answer.
+    The result is false for "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", because 18 is the answer in both.
     """
     left, *middle, _ = (side.strip(" $") for side in chain.split("="))
     computed = any(re.search(r"[0-9]\s?[-+*/×]", side) for side in middle)

@@ -12,17 +12,17 @@ MAX_ACCEPTED = 64
 """Maximum number of accepted answers per question."""
 
 MAX_DEPTH = 32
-"""Maximum nesting depth of a value sent to a verifier process; records in real datasets have two or three levels."""
+"""Maximum nesting depth of a value sent to a verifier process. Records in real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
-"""Tolerance in ``extra_info`` -> limit at which every answer would be correct."""
+"""Maps each tolerance in ``extra_info`` to its exclusive upper limit, at which every answer would be correct."""
 
 MAX_INTEGER_BITS = 1024
-"""Maximum length of integers; longer ones are rejected, because formatting them takes quadratic time."""
+"""Maximum bit length of integers. Longer integers are rejected, because formatting them takes quadratic time."""
 
 
 def is_missing(truth: Any) -> bool:
-    """Whether the answer is missing: null, blank text, or NaN, which represents missing numbers in tables."""
+    """Return whether the answer is missing: null, blank text, or NaN, which represents missing numbers in tables."""
     blank = isinstance(truth, str) and not truth.strip()
     return truth is None or blank or (isinstance(truth, float) and math.isnan(truth))
 
@@ -93,7 +93,7 @@ def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """If a tolerance is not a number from 0 to just below its limit, raise a ``ConfigError`` that names it."""
+    """Raise a ``ConfigError`` that names the first tolerance, if any, that is not a number in [0, limit)."""
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None

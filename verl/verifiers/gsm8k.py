@@ -13,7 +13,7 @@ from verl.verifiers.numerals import WHOLE, in_digits
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 1000
-"""Maximum answer length; longer answers are only compared as mathematics."""
+"""Maximum answer length. Longer answers are only compared as mathematics."""
 
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
@@ -29,7 +29,8 @@ _SINGLE = re.compile(r"(?<![A-Za-z'])(?![aAI]\s+[A-Za-z])[A-Za-z](?![A-Za-z'])")
 """A single letter that is not an English word."""
 
 _DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf": set()}
-"""Unicode category of insignificant characters, such as ticks and quotation marks -> its exceptions."""
+"""Unicode categories whose characters are removed, such as ticks and quotation marks. Each category is mapped to the
+characters that are kept."""
 
 _VARIANTS = "\ufe0e\ufe0f\u20e3"
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")
@@ -55,7 +56,7 @@ _HUNDREDTHS = re.compile(
     r"\s{0,3}(?:\\text\s?\{\s?)?(?:¢|\\cent|\\?%|(?:cents?|penn(?:y|ies)|percent)(?![A-Za-z]))",
     re.IGNORECASE,
 )
-"""Cents, with dollars before them or not, or percent."""
+"""A percentage, or an amount in cents, which an amount in dollars may precede."""
 
 _CENTS_IN_WORDS = re.compile(r"(?:[a-z]{1,9}[ -]){1,9}(?:cents?|penn(?:y|ies))(?![A-Za-z])", re.IGNORECASE)
 _CONVERTED = re.compile(r"([^()]{1,60})\(([^()]{1,60})\)")
@@ -65,10 +66,10 @@ _QUOTED = re.compile("[\"'“”‘’]{1,2}[^\"'“”‘’]{1,99}[\"'“”�
 
 
 def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
+    """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
-    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. It may
-    be in words ("twelve"), and cents or percent count as hundredths, too.
+    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. The
+    number may be in words ("twelve"). Amounts in cents and percentages may also be read as hundredths.
     """
     verdict = _verify(solution, ground_truth, quick)
     tail = _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution[-TAIL_CHARS:])
@@ -82,8 +83,8 @@ def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quic
 
 
 def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """Extract the answer, with digits in place of words."""
-    # Behind a box outside of mathematics, "!" is no factorial here.
+    """Extract the answer and convert numbers in words to digits."""
+    # A "!" after a box outside of mathematics is punctuation rather than a factorial.
     solution = re.sub(r"\}!(?!\s?(?:\$|\\[)\]]))", "}", solution)
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     start = solution.rfind("####") + 4
@@ -175,7 +176,7 @@ def _plain(sign: str) -> str:
 
 
 def _keeps_variable(after: str) -> bool:
-    """Whether a factor follows the number, as in ``18x`` and ``18k``, but not in ``18 m`` and ``18 a day``."""
+    """Return whether a factor follows the number, as in ``18x`` and ``18k``, but not in ``18 m`` and ``18 a day``."""
     after = re.sub("(?<![A-Za-z])L(?![A-Za-z])", "l", after)
     words = _LETTERS.findall(after)
     if any(len(word) == 1 and word not in {"a", "A", *SHORT_UNITS} for word in words):

@@ -27,7 +27,7 @@ _STATEMENTS = WORDS["statements"]
 _RETRACTED = re.compile("|".join(_STATEMENTS["retracted"]), re.IGNORECASE)
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(_STATEMENTS['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
-"""Text after a role that makes it the heading of a list of names."""
+"""Text that turns the preceding role into the heading of a list of names."""
 
 _PLAIN = frozenset(_STATEMENTS["plain"].split())
 _AFTER_ROLE = "|".join(_PLAIN | set(_STATEMENTS["after"].split()))
@@ -56,9 +56,9 @@ def verify_knights_and_knaves(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    A correct answer states every person's role without contradictions. It is taken from the last ``<answer>``, else the
-    last box, else the text after the last "CONCLUSION:". Otherwise, it consists of the last statements in the response,
-    with as many statements as people. ``boxed`` is true if the answer is in tags or a box.
+    A correct answer states every person's role without contradictions. The answer is the last ``<answer>``, or else the
+    last box, or else the text after the last "CONCLUSION:". Otherwise, the response's last statements are used, one per
+    person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """
@@ -121,23 +121,23 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _readable(truth: Mapping[str, str]) -> bool:
-    """Whether the statements of a correct answer would be parsed correctly; no person may be called "knight"."""
+    """Return whether a correct answer's statements would be parsed correctly. Nobody may be called "knight"."""
     if len(truth) > MAX_PEOPLE or not all(1 <= len(name) <= MAX_NAME_CHARS for name in truth):
         return False
     return read_statements("\n".join(f"{name} is a {role}" for name, role in truth.items()), truth) == [*truth.items()]
 
 
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the statements (name, ``knight`` or ``knave``) in ``text`` about ``people`` (lower case), in order.
+    """Return statements about ``people`` (lower case) as (name, ``knight`` or ``knave``) in the order of ``text``.
 
     A role applies to the names before it in its sentence, so "Alice and Bob are knights" yields two statements. "The
-    others" are the people without a statement before. "Alice is a knight or a knave" yields two contradictory
+    others" are the people without an earlier statement. "Alice is a knight or a knave" yields two contradictory
     statements. "Not a knight" means a knave. Suppositions, questions, retracted statements, and statements with words
     that may change their meaning ("hardly a knight", "a knight killer") are ignored.
     """
     order = {name: index for index, name in enumerate(people)}
     names = "|".join(re.escape(name) for name in sorted(order, key=len, reverse=True))
-    # Put a mark with its number in the place of each name, so that the tokens are the same for all people.
+    # Replace each name with a numbered marker, so that the token patterns do not depend on the names.
     text = re.sub(
         rf"(?<!\w)(?:{names})(?!\w)",
         lambda match: f"N\0{order.get(match[0].lower(), 0)}\0",
@@ -152,7 +152,7 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
 
 
 class _Reader:
-    """Reads tokens from left to right, and collects statements."""
+    """Parser that reads tokens from left to right and collects statements."""
 
     def __init__(self, people: list[str], text: str) -> None:
         self.people = people
@@ -209,7 +209,7 @@ class _Reader:
             self.clear = False
 
     def read_denial(self, match: re.Match[str]) -> None:
-        """Retract the last statements if the token denies them, or note that it denies the next ones."""
+        """Retract the last statements if the token denies them, or record that it denies the next statements."""
         kind, text = match.lastgroup, match.string
         # A "not" at the end of a bracket or sentence negates the statement before it.
         ends = kind in ("stop", "break")
@@ -261,7 +261,7 @@ class _Reader:
         self.pending = [(name, _OPPOSITE[self.role])] if rejected else []
 
     def read_group(self, match: re.Match[str]) -> None:
-        """Read "the others" or "everyone"; after names without a role ("Ann and Bob both"), these are the subject."""
+        """Read "the others" or "everyone". Names without a role ("Ann and Bob both") remain the subject."""
         word, others = match[0].lower(), match.lastgroup == "others"
         if self.subjects and not self.num_last and not others:
             return
@@ -305,7 +305,7 @@ class _Reader:
         self.negated = self.quoted = self.either = self.only = self.excludes = False
 
     def read_ellipsis(self, match: re.Match[str]) -> None:
-        """Read "Bob is", "Bob is not" or "Bob too", which refer to the role before."""
+        """Read "Bob is", "Bob is not" or "Bob too", which refer to the previous role."""
         if match.lastgroup == "verb" and "n" in match[0].lower():
             self.negated, self.negation_end = not self.negated, match.end()
         if self.num_last or not self.role or not self.clear or self.ignored or self.quoted:
@@ -316,5 +316,5 @@ class _Reader:
         self.pending = [(name, role) for name in self.subjects]
 
     def add_opposites(self, names: Iterable[str], role: str) -> None:
-        """Add the statements about all others that follow from "only"."""
+        """Add the opposite of ``role`` for everyone except ``names``, as implied by "only"."""
         self.statements += [(name, _OPPOSITE[role]) for name in self.people if name not in names]

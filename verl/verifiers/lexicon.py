@@ -23,10 +23,10 @@ WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".to
 # Units
 
 UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit, *names.split()]}
-"""Name of a unit -> its canonical name."""
+"""Maps each name of a unit to its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
-"""Units whose names more often denote variables."""
+"""Units whose names denote variables more often than units."""
 
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
 """Additional two-letter names that math-verify drops as units and that are not products of variables."""
@@ -41,11 +41,11 @@ _POWERS: dict[str, int] = WORDS["powers"]
 _PREFIXES = {"k": "1000", "m": "1/1000", "M": "1000000", "µ": "1/1000000", "n": "1/1000000000", "G": "1000000000"}
 _PREFIXED = set(" ".join(WORDS["symbols"]).split())
 _SIZES: dict[str, str] = WORDS["sizes"]
-"""Unit -> its size in other units."""
+"""Maps each unit to its size in other units."""
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Whether one or two letters after a number are a unit. For names in ``SHORT_UNITS``, the result is ``short``."""
+    """Return whether one or two letters after a number are a unit. Return ``short`` for names in ``SHORT_UNITS``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS
@@ -111,7 +111,7 @@ def modifiers_in(text: str) -> list[str]:
 # Numbers with units
 
 MAX_NUMBER_CHARS = 64
-"""Maximum length of a number; longer digit strings are compared as text."""
+"""Maximum length of a number. Longer digit strings are compared as text."""
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 
@@ -145,8 +145,8 @@ _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
     """Parse unified ``text`` as a number and unit: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
-    Return None if there is no plain number, or if it may be followed by a variable (as in ``3x``, ``2 ab`` and, without
-    ``short``, ``5 m``).
+    Return None without a plain number, or if a variable may follow the number (as in ``3x``, ``2 ab`` and, unless
+    ``short`` is set, ``5 m``).
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
     value = plain_number(re.sub(r"[¥€£\s]", "", match[1]).rstrip(",")) if match else None
@@ -207,14 +207,14 @@ _BASE = re.compile(
     re.I,
 )
 MAX_NUMERAL = 200
-"""Maximum length of a number with a base; longer text is not parsed as one."""
+"""Maximum length of a number with a base. Longer text is not parsed as a number."""
 
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """Return the units after numbers or in ``\\text{}``, one per listed answer; empty if any word is unknown."""
+    """Return the units after numbers or in ``\\text{}``, one per listed answer, or an empty set if any is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -248,7 +248,7 @@ Unit = tuple[tuple[str, int], ...]
 
 
 def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
-    """Return the size of a unit, and the powers of the base units that it is a multiple of."""
+    """Return a unit's size in base units and the powers of these base units."""
     size, base = Fraction(1), Counter[str]()
     for name, power in unit:
         prefixed = f"{_PREFIXES[name[0]]} {name[1:]}" if name[0] in _PREFIXES and name[1:] in _PREFIXED else ""
@@ -260,9 +260,9 @@ def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
 
 
 def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
-    """Return unified ``text`` as an expression in base units, with their powers, and its units, or None if it has none.
+    """Convert unified ``text`` to an expression in base units, or return None if it has no units.
 
-    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``.
+    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. Also return the base units' powers, and the units.
     """
     terms: list[str] = []
     units: list[Unit] = []
@@ -305,7 +305,7 @@ def numerals_in(latex: str) -> list[tuple[str, int]]:
 
 
 def numeral_of(latex: str) -> tuple[str, int] | None:
-    """Return the digits and base of ``latex`` if it is a number with a base, else None."""
+    """Return the digits and base of ``latex`` if it is a number with a base, or None otherwise."""
     text = _DROPPED_IN_BASE.sub("", latex.lstrip("$ ")) if len(latex) <= MAX_NUMERAL else ""
     sign = "-" * text.startswith("-")
     numerals = numerals_in(latex) if _BASE.fullmatch(text.removeprefix(sign)) else []

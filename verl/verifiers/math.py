@@ -30,10 +30,10 @@ from verl.verifiers.numerals import in_digits
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 2000
-"""Maximum answer length; a longer answer must equal the ground truth as text."""
+"""Maximum answer length. A longer answer must equal the ground truth as text."""
 
 MAX_LISTED = 12
-"""Maximum length of a list of answers; longer lists are compared as one expression."""
+"""Maximum length of a list of answers. Longer lists are compared as one expression."""
 
 FULL_TURN = 2 * math.pi
 """A full turn in radians. Larger angles without a unit are assumed to be in degrees."""
@@ -60,7 +60,7 @@ class Tolerance:
         self.absolute = read_tolerance(info, "tolerance") or Decimal(0)
 
     def allows(self, value: Decimal, truth: Decimal) -> bool:
-        """Whether ``value`` is close enough to ``truth``."""
+        """Return whether ``value`` is close enough to ``truth``."""
         try:
             error = abs(value - truth)
             whole = truth == truth.to_integral_value() and value == value.to_integral_value()
@@ -74,7 +74,7 @@ EXACT = Tolerance()
 
 
 def verify_math(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused."""
+    """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused."""
     return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 
 
@@ -116,7 +116,7 @@ def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
 
 
 def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether answer and ground truth are equal as text, words, numbers and units, or None if undecided."""
+    """Return whether answer and ground truth are equal as text, words, numbers and units, or None if undecided."""
     equal = quick_equal(answer, ground_truth)
     if "%" not in answer + ground_truth and (equal or (equal is False and tolerance is EXACT)):
         return equal
@@ -146,7 +146,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
 
 
 def _tidy(answer: str, truth: str) -> tuple[str, str]:
-    """Convert minutes of arc to degrees and, if only one of the answers is in cents, write out dollars."""
+    """Convert minutes of arc to degrees. If one answer is in cents and the other in dollars, write out both units."""
     answer, truth = with_degrees(answer), with_degrees(truth)
     if marks_in(answer) ^ marks_in(truth) == {"dollars", "cents"}:
         answer, truth = (_MONEY.sub(r"\1 dollars", text).replace("¢", " cents") for text in (answer, truth))
@@ -154,14 +154,14 @@ def _tidy(answer: str, truth: str) -> tuple[str, str]:
 
 
 def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
-    """Convert unified texts to base units if they measure the same in different units; else return None."""
+    """Convert unified texts to base units if they have the same dimensions but different units, or return None."""
     ours = in_base_units(answer)
     theirs = in_base_units(truth) if ours and modifiers_in(answer) == modifiers_in(truth) else None
     return (ours[0], theirs[0]) if ours and theirs and ours[1] == theirs[1] and ours[2] != theirs[2] else None
 
 
 def same_measure(answer: str, truth: str) -> bool | None:
-    """Whether two texts are the same measure in different units, or None if they are not measures."""
+    """Return whether two quantities in different units are equal, or None if the texts are not such quantities."""
     same = _in_same_units(unify(answer), unify(truth))
     return compare_latex(*same) if same else None
 
@@ -187,7 +187,7 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _labels_differ(answer: str, truth: str) -> bool:
-    """Whether ``answer`` and ``truth`` are values of different variables."""
+    """Return whether ``answer`` and ``truth`` are values of different variables."""
     labels = [_LABEL.match(squeeze(text)) for text in (answer, truth)]
     return all(labels) and len({label.group() for label in labels if label}) > 1
 
@@ -205,7 +205,7 @@ def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
 
 
 def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether answer and truth are equivalent, or None if the answer cannot be parsed. May never return."""
+    """Return whether answer and truth are equivalent, or None if the answer is not parsable. May never terminate."""
     answer, truth = _tidy(answer, truth)
     unified = unify(answer)
     equal = _same(unified, unify(truth), tolerance)
@@ -230,7 +230,7 @@ def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _both_signs(text: str) -> str:
-    """Expand an answer with a plus-minus sign into a list of two answers; return other answers unchanged."""
+    """Expand an answer with a plus-minus sign into a list of two answers. Other answers are unchanged."""
     if text.count(r"\pm") != 1 or r"\mp" in text:
         return text
     return ", ".join(text.replace(r"\pm", sign) for sign in "+-")

@@ -13,7 +13,7 @@ from verl.verifiers.notation import same_words
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_LETTERS_CHARS = 200
-"""Maximum length of a list of letters; longer text is not parsed as one."""
+"""Maximum length of a list of letters. Longer text is not parsed as a list."""
 
 _MARKUP = re.compile(
     r"\\(?:text)?color\s?\{[A-Za-z]{1,20}\}|\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"
@@ -103,19 +103,19 @@ OR = "or"
 """Marker added to the letters of an answer that does not commit to one choice."""
 
 WORDS = "AI"
-"""Letters that are also English words. Without brackets, they count only at the end of a sentence."""
+"""Letters that are also English words. Without brackets, they are options only at the end of a sentence."""
 
 
 def verify_multiple_choice(
     solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response. With ``quick``, return None if this requires algebra.
+    """Verify a response. Return None if ``quick`` is set and algebra is required.
 
     ``ground_truth`` is a letter, several letters (``AD`` means that exactly these are correct), a labelled option, or
-    the text of an option; anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
+    the text of an option. Anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
     :func:`read_options`), the text of the correct option and expressions equal to it are also accepted.
 
-    The answer is taken from the last box, else the last statement ("the answer is (B)"), else a letter at the end.
+    The answer is in the last box, or else in the last statement ("the answer is (B)") or a letter at the end.
     """
     options = read_options((extra_info or {}).get("options"))
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
@@ -153,8 +153,8 @@ def verify_multiple_choice(
 def read_options(options: Any) -> dict[str, str]:
     """Return the text of each option by letter, in order, or an empty mapping if there are no options.
 
-    ``options`` is a mapping, a list of texts, or a single text with labels in order (``A) 5``, ``(A) 5``, ``A. 5``).
-    Labels in a list are removed if all texts have one.
+    ``options`` is a mapping, a list of strings, or a single string with labels in order (``A) 5``, ``(A) 5``, ``A.
+    5``). Labels in a list are removed if every string has one.
     """
     if isinstance(options, Mapping):
         return {str(letter): str(text) for letter, text in options.items() if text is not None}
@@ -207,7 +207,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options whose text equals ``text``; none if ``text`` exceeds ``TAIL_CHARS`` characters."""
+    """Return the options whose text equals ``text``, or an empty set if it is longer than ``TAIL_CHARS``."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
@@ -219,7 +219,7 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
-    """Return the answer in a response without a box, or None, and the options that it names."""
+    """Return the answer in a response without a box (None if absent) and the options that it names."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
     statements = [
         _first_sentence(tail[match.end() :])

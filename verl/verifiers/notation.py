@@ -52,7 +52,7 @@ _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|
 
 
 def unify(text: str) -> str:
-    """Convert ``text`` to a common notation, with LaTeX in place of Unicode signs and without wrappers."""
+    """Convert ``text`` to a common notation, with LaTeX instead of Unicode symbols and without wrappers."""
     text = _RAISED.sub(lambda match: _fraction(match[0]), text)
     text = _CIRCLED.sub(r"(\1)", text.translate(_TRANSLATION))
     for _ in range(2):
@@ -97,7 +97,7 @@ def _as_fraction(match: re.Match[str]) -> str:
 def squeeze(text: str) -> str:
     """Remove redundant braces and spaces from unified text before a textual comparison.
 
-    Spaces between numbers are kept unless they separate thousands, because ``1 1/2`` is not ``11/2``.
+    Spaces between numbers are kept, except as thousands separators, because ``1 1/2`` is not ``11/2``.
     """
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"(?<=\d) (?=\d{3}(?![\d/.]))|(?<!\d) | (?!\d)|\\(?=[{}])", "", text)
@@ -123,7 +123,7 @@ def words_in(text: str) -> str | None:
 
 
 def same_words(a: str, b: str) -> bool:
-    """Whether two normalised texts consist of the same words, ignoring case."""
+    """Return whether two normalised texts consist of the same words, ignoring case."""
     return words_in(a) is not None and words_in(a) == words_in(b)
 
 
@@ -132,10 +132,10 @@ _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(
 
 
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
-    """Split unified ``text`` into answers; also return whether semicolons separate them, so that their order matters.
+    """Split unified ``text`` into answers, and return whether semicolons separate them, so that their order matters.
 
-    A surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and a group of three digits
-    is not a separator.
+    A surrounding pair of set braces is removed. If ``thousands`` is set, a comma between a digit and a group of three
+    digits is not a separator.
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
     parts, depth, start, ordered = [], 0, 0, False

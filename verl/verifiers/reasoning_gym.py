@@ -1,8 +1,8 @@
-"""Verifier for problems of reasoning-gym, which scores a response by the scorer of the problem's generator.
+"""Verifier for reasoning-gym problems, which scores a response with the scorer of the problem's generator.
 
-The ground truth of a problem holds the generator with its options, which some scorers read, and the whole problem as a
-Python literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so what would reach beyond
-the process is refused while a response is scored.
+The ground truth contains the generator's name, its options (for scorers that read them), and the whole problem. The
+problem is a Python literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so operations
+that affect anything outside the process are refused during scoring.
 """
 
 import ast
@@ -25,9 +25,9 @@ KEYS = ("answer", "dataset", "options", "problem")
 """Keys of a ground truth."""
 
 REFUSED = ("os.", "shutil.", "subprocess.", "socket.", "ctypes.", "pty.", "signal.", "fcntl.", "mmap.", "tempfile.")
-"""Beginnings of the audit events that end the scoring of a response."""
+"""Prefixes of audit events that are refused during scoring."""
 ALLOWED = ("os.listdir", "os.scandir", "os.walk")
-"""Exceptions, which imports need."""
+"""Audit events that are allowed despite their prefix, because imports need them."""
 
 _SCORING = threading.local()
 
@@ -35,11 +35,11 @@ _SCORING = threading.local()
 def verify_reasoning_gym(
     solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response. With ``quick``, return None unless there is no answer. ``extra_info`` is unused.
+    """Verify a response. Return None if ``quick`` is set and there is an answer to score. ``extra_info`` is unused.
 
-    The answer is the content of the last ``<answer>``, else of the last box, else all of a response that is short. The
-    score is that of the generator's scorer, and a response is correct if it is 1. An answer at which the scorer fails
-    scores 0.
+    The answer is the content of the last ``<answer>``, or else of the last box, or else the whole response if it is
+    short. The generator's scorer computes the score. A response is correct if its score is at least 1. If the scorer
+    fails, the score is 0.
     """
     (truth,) = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)
@@ -62,7 +62,7 @@ def verify_reasoning_gym(
 
 
 def read_truth(truth: Any) -> list[Any]:
-    """Return a ground truth, a mapping or the JSON text of one. Raises ``ValueError`` if the scorer needs more."""
+    """Parse a ground truth, a mapping or its JSON text. Raises ``ValueError`` if one of ``KEYS`` is missing."""
     truth = json.loads(truth) if isinstance(truth, str) else truth
     if not isinstance(truth, Mapping) or not all(key in truth for key in KEYS):
         raise ValueError(f"{truth!r:.80}: must be a problem of reasoning-gym, with {', '.join(KEYS)}")
@@ -71,9 +71,9 @@ def read_truth(truth: Any) -> list[Any]:
 
 @cache
 def load_generator(name: str, options: str) -> Any:
-    """Return the generator ``name`` of reasoning-gym with ``options``, a mapping as JSON.
+    """Create the reasoning-gym generator ``name`` with ``options``, a mapping as JSON.
 
-    Raises ``ConfigError`` if reasoning-gym is not installed, has no such generator, or refuses the options.
+    Raises ``ConfigError`` if reasoning-gym is not installed, has no such generator, or rejects the options.
     """
     try:
         import reasoning_gym
@@ -93,9 +93,9 @@ def load_generator(name: str, options: str) -> Any:
 
 @contextmanager
 def confined() -> Iterator[None]:
-    """Refuse writing to files, processes, signals and connections in this thread.
+    """Block file writes, subprocesses, signals and network connections in this thread.
 
-    This prevents accidents of evaluated answers. Python code that means harm needs a sandbox.
+    The block prevents accidental side effects of evaluated answers. It is not a sandbox for malicious code.
     """
     _install_hook()
     _SCORING.active = True

@@ -1,6 +1,6 @@
 """Verifier for tool calls in text, as in ToolRL (arXiv 2504.13958) and veRL's data source ``rlla``.
 
-A response thinks, then calls tools, answers, or both::
+A response contains thoughts, followed by tool calls, an answer, or both::
 
     <think>...</think>
     <tool_call>
@@ -8,7 +8,7 @@ A response thinks, then calls tools, answers, or both::
     </tool_call>
     <response>...</response>
 
-Its score is 1 for the form of the ground truth, plus -3 to 3 for the calls where the ground truth has some.
+A format that matches the ground truth scores 1. Tool calls add -3 to 3 if the ground truth contains any.
 """
 
 import json
@@ -20,18 +20,18 @@ from typing import Any
 from verl.verifiers.verdict import Info, Verdict
 
 BEST = 3.0
-"""Score of calls that equal those of the ground truth; the lowest is its negative."""
+"""Score of tool calls that equal the ground truth's calls. The lowest score is the negative of this value."""
 MAX_CALLS = 64
-"""Maximum number of calls in a response; with more, the calls have the lowest score."""
+"""Maximum number of tool calls in a response. A response with more calls gets the lowest score for calls."""
 
 _CALLS, _ANSWER = r"\n<tool_call>\n.*?\n</tool_call>", r"\n<response>.*?</response>"
 
 
 def verify_rlla(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
-    """Verify a response with its thoughts. ``extra_info`` and ``quick`` are unused.
+    """Verify a response including its thoughts. ``extra_info`` and ``quick`` are unused.
 
-    It is right if it has the form of the ground truth and equal calls; ``boxed`` is true if it has the form.
-    ``extras`` are ``format_reward`` and ``accuracy_reward``.
+    The response is correct if its format and tool calls match the ground truth. ``boxed`` is true if the format
+    matches. ``extras`` contains ``format_reward`` and ``accuracy_reward``.
     """
     solution = solution.strip()
     expected = read_calls(ground_truth)
@@ -50,16 +50,16 @@ def verify_rlla(solution: str, ground_truth: str, extra_info: Info = None, quick
 
 
 def has_form(text: str, calls: bool, answer: bool) -> bool:
-    """Return whether a text consists of its thoughts, calls if ``calls``, and a response if ``answer``."""
+    """Return whether ``text`` consists of thoughts, tool calls (if ``calls``) and a response (if ``answer``)."""
     tags = [*(("<tool_call>", "</tool_call>") if calls else ()), *(("<response>", "</response>") if answer else ())]
     pattern = rf"<think>.*?</think>{_CALLS if calls else ''}{_ANSWER if answer else ''}"
     return all(text.count(tag) == 1 for tag in tags) and re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
 def read_calls(text: str) -> list[dict[str, Any]]:
-    """Return the calls between the first tags, one JSON object a line, or an empty list if there are no tags.
+    """Return the calls in the first ``<tool_call>``, one JSON object per line, or an empty list if there is no tag.
 
-    Raises ``ValueError`` if a line is no call, ``{"name": ..., "parameters": {...}}``.
+    Raises ``ValueError`` if a line is not a call, ``{"name": ..., "parameters": {...}}``.
     """
     _, opened, rest = text.partition("<tool_call>")
     if not opened:
@@ -72,9 +72,9 @@ def read_calls(text: str) -> list[dict[str, Any]]:
 
 
 def calls_score(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
-    """Return the score of calls, from -3 to 3: how many names, parameters and values they share with the expected ones.
+    """Score tool calls from -3 to 3 by the names, parameters and values that they share with the expected calls.
 
-    Each expected call takes the best of the calls with its name that are left.
+    Each expected call is matched with the best remaining call of the same name.
     """
     if expected == found:
         return BEST
@@ -98,14 +98,14 @@ def pair_score(expected: Mapping[str, Any], found: Mapping[str, Any]) -> float:
 
 
 def overlap(first: Iterable[str], second: Iterable[str]) -> float:
-    """Return the size of the intersection of two multisets over that of their union; 1 if both are empty."""
+    """Return the size of the intersection of two multisets divided by that of their union, or 1 if both are empty."""
     a, b = Counter(list(first)), Counter(list(second))
     union = (a | b).total()
     return (a & b).total() / union if union else 1.0
 
 
 def read_truth(truth: Any) -> list[str]:
-    """Return the ground truth, a whole response. Raises ``ValueError`` if it is no text or its calls cannot be read."""
+    """Return the ground truth, a complete response. Raises ``ValueError`` if it is blank or contains invalid calls."""
     if not isinstance(truth, str) or not truth.strip():
         raise ValueError("must be a response with <think>, and <tool_call>, <response> or both")
     read_calls(truth)

@@ -1,4 +1,4 @@
-"""Verifier for short answers in ``<answer>`` tags, compared as SQuAD does, as in Search-R1 and in veRL."""
+"""Verifier for short answers in ``<answer>`` tags, compared as in SQuAD, Search-R1 and veRL."""
 
 import re
 import string
@@ -9,7 +9,7 @@ from verl.verifiers.ground_truths import any_of_words
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_TAGS, MAX_CHARS = 10, 2000
-"""Maximum number of tags and length of an answer; beyond them, nothing is right (in veRL a quarter is)."""
+"""Maximum number of tags and answer length. A response beyond either is wrong (veRL gives a quarter of the score)."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -18,8 +18,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def verify_search_r1(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify the content of the last ``<answer>`` without algebra. ``extra_info`` and ``quick`` are unused.
 
-    It is right if it equals the ground truth, ignoring case, punctuation, articles and extra spaces. ``boxed`` is true
-    if there is an answer in tags.
+    The answer is correct if it equals the ground truth, ignoring case, punctuation, articles and extra spaces.
+    ``boxed`` is true if there is an answer in tags.
     """
     *closed, _ = solution.split("</answer>")
     answers = [content for _, opened, content in (part.partition("<answer>") for part in closed) if opened]
@@ -35,5 +35,5 @@ def squad(answer: str) -> str:
 
 
 def read_truth(truth: Any) -> list[str]:
-    """Return the accepted answers in a text, a list or ``{"target": ...}``. Raises ``ValueError`` for other values."""
+    """Return the accepted answers in a string, list or ``{"target": ...}``. Raises ``ValueError`` for other values."""
     return any_of_words(truth["target"] if isinstance(truth, Mapping) and "target" in truth else truth)

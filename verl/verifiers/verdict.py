@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Info = Mapping[str, Any] | None
-"""A record's ``extra_info``, if it has one."""
+"""A record's ``extra_info``, or None."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Verdict:
     reason: str
     """``exact`` or ``equivalent`` if correct, otherwise ``different``, ``missing`` (no answer), ``unparsed`` (algebra
     cannot parse the answer), ``timeout``, ``memory`` or ``crash``. Custom functions use ``custom``, or ``error`` if
-    they raise or return no score."""
+    they raise or return no score, and ``inapplicable`` if they return None as part of a sum."""
     answer: str = ""
     """Answer found in the response."""
     score: float | None = None
@@ -27,6 +27,8 @@ class Verdict:
     """Additional values from a custom function (``verl.rewards.custom``) or a verifier."""
     share: float | None = None
     """Fraction of tests that a program passed, or None for other kinds of responses."""
+    stated: bool = field(default=False, compare=False)
+    """Whether a custom function said by a key of its own, such as ``acc``, that the response is ``correct``."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as a dictionary with veRL's keys for reward function results."""
@@ -41,14 +43,15 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Verdict":
-        """Restore a verdict from the output of :meth:`as_dict`; earlier versions named ``acc`` ``correctness``."""
+        """Restore a verdict from the output of :meth:`as_dict`. Earlier versions named ``acc`` ``correctness``."""
         correct = saved["acc"] if "acc" in saved else saved["correctness"]
         boxed, reason, answer = (saved[name] for name in ("boxed", "reason", "answer"))
-        return cls(correct, boxed, reason, answer, saved["score"], saved["reward_extra_info"])
+        extras = saved["reward_extra_info"]
+        return cls(correct, boxed, reason, answer, saved["score"], extras, stated=saved.get("stated", False))
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""Result of the algebraic comparison (None if it cannot parse the answer) -> reason for the verdict."""
+"""Maps the result of the algebraic comparison (None if it cannot parse the answer) to the verdict's reason."""
 
 
 def decide(
@@ -58,7 +61,7 @@ def decide(
     quick: bool = False,
     algebra: Callable[[str], bool | None] = lambda answer: None,
 ) -> Verdict | None:
-    """Return the verdict on an answer. With ``quick``, return None if this requires algebra.
+    """Return the verdict on an answer, or None if ``quick`` is set and algebra is required.
 
     Args:
         answer: answer in the response, or None if there is none.

@@ -28,7 +28,7 @@ from verl.workers.policy_loss import PolicyLoss
 
 
 class Actor(Policy):
-    """Policy with its optimizer."""
+    """Trainable policy with its optimizer."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Actor(Policy):
         )
 
     def learn_from_teacher(self, options: TeacherConfig, teacher: Policy | None) -> None:
-        """Add the loss of ``options``, if there is one.
+        """Add the teacher loss set in ``options``, if any.
 
-        Losses over whole distributions compare with a ``teacher`` in this worker, either a frozen model or this policy;
-        others need none.
+        Losses over whole distributions need a ``teacher`` in this worker: a frozen model, a moving average, or this
+        policy. Losses over sampled tokens need no ``teacher``.
         """
         self.teacher_options = options
         if options.is_exact:
@@ -71,19 +71,19 @@ class Actor(Policy):
             name, heat = str(options.loss), options.temperature
             self.teacher_loss = TeacherLoss(name, heat, options.beta, options.top_k, teacher.vocabulary)
             if isinstance(teacher.model, FSDPModule) and teacher is not self:
-                # Each chunk of the output head reads the teacher's; gather it once per update.
+                # Each chunk of the output head needs the teacher's head, so gather it only once per update.
                 teacher.model.set_reshard_after_forward(False, recurse=False)
 
     def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a mini-batch.
 
         Args:
-            batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and if
-                the options need them, ``rollout_logprobs``, ``ref_logprobs``, ``teacher_logprobs``,
-                ``teacher_prompts``, ``taught`` and ``LossNeeds.batch_columns``.
-            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. The loss is divided by it or
-                by ``num_sequences``, so that every token has the same weight regardless of how the mini-batch
-                is split across ranks and micro-batches.
+            batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``. Options
+                may also require ``rollout_logprobs``, ``ref_logprobs``, ``teacher_logprobs``, ``teacher_prompts``,
+                ``taught`` and ``LossNeeds.batch_columns``.
+            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. The loss is divided by this
+                number or by ``num_sequences``, so that a token's weight does not depend on how the mini-batch is split
+                across ranks and micro-batches.
             num_sequences: Number of responses with learned tokens in the whole mini-batch, across all ranks.
 
         Returns:
@@ -92,12 +92,12 @@ class Actor(Policy):
         return self._step(batch, self._cut(batch), num_tokens, num_sequences, None)
 
     def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
-        """Like :meth:`update`, but for a batch that was sampled from the current policy.
+        """Like :meth:`update`, but for a batch sampled from the current policy.
 
-        The old log-probabilities are taken from the update's own forward pass; ``old_logprobs`` is not read.
+        The update's own forward pass computes the old log-probabilities, and ``old_logprobs`` is ignored.
 
         Returns:
-            The metrics, and this rank's responses with ``logprobs`` and ``entropy`` before the step.
+            The metrics, and this rank's responses with ``logprobs`` and ``entropy`` from before the optimizer step.
         """
         cuts, scored = self._cut(batch), list[Batch]()
         metrics = self._step(batch, cuts, num_tokens, num_sequences, scored)
@@ -125,14 +125,14 @@ class Actor(Policy):
     def _loss(
         self, micro: Batch, size: BatchSize, scored_before: list[Batch] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the micro-batch's share of the mini-batch loss, and metric sums over its tokens.
+        """Return a micro-batch's contribution to the mini-batch loss, and metrics summed over its tokens.
 
-        If ``scored_before`` is given, the log-probabilities computed here also serve as the old ones, and are appended
-        to it as a batch, together with the entropies of all sampled tokens.
+        If ``scored_before`` is given, the log-probabilities computed here are also used as the old ones. A batch with
+        these log-probabilities and the entropies of all sampled tokens is appended to ``scored_before``.
         """
         config, needs, level = self.config, self.loss.needs, self.correction.rollout_is
-        # 1. Score the responses. A custom loss needs all their tokens, and so does a sequence-level ratio, which covers
-        # all sampled tokens even if some have been masked out.
+        # 1. Score the responses. A custom loss and a sequence-level ratio need all tokens of the responses, even tokens
+        # that have been masked out.
         of_responses = config.bypass_mode and level == "sequence"
         whole = scored_before is not None or self.loss.own is not None or of_responses
         micro = micro.trimmed()
@@ -156,8 +156,8 @@ class Actor(Policy):
             per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         else:
             per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.padding_rows(micro))
-        # 3. Weight the loss for the mismatch between policy and engine. With bypass_mode, the old log-probabilities are
-        # the engine's.
+        # 3. Weight the loss to correct for the mismatch between policy and engine. With bypass_mode, the old
+        # log-probabilities are the engine's.
         if level is not None:
             self.loss.check_per_token(per_token)
             pair = (logprobs.detach() if config.bypass_mode else old, micro.padded("rollout_logprobs"))
@@ -167,7 +167,7 @@ class Actor(Policy):
         metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()
-        # 4. Sum the loss for logging; ``_step`` divides the total by the number of tokens or sequences.
+        # 4. Sum the loss for logging. ``_step`` divides the total by the number of tokens or sequences.
         per_response: Tensor | float = 0.0
         if per_token.dim() == 1:
             per_response = response_mean(per_token, mask, size.num_sequences)
@@ -194,13 +194,13 @@ class Actor(Policy):
         return aggregate(per_token, mask, size) + per_response, metrics
 
     def _teacher_rows(self, teacher: Policy, micro: Batch) -> Batch:
-        """Return the responses of ``micro``, with ``tokens`` on the CPU, as the teacher reads them."""
+        """Return the teacher's inputs for the responses in ``micro``, with ``tokens`` on the CPU."""
         rows = micro.after(micro.teacher_prompts) if "teacher_prompts" in micro else micro.columns("tokens")
         last = None if teacher.vocabulary is None else teacher.vocabulary - 1
         return rows if last is None else rows.fill(tokens=rows.tokens.clamp(max=last))
 
     def _teacher_loss(self, options: TeacherConfig, micro: Batch, scored: Batch, logprobs: Tensor) -> Tensor:
-        """Return the loss of each token, [B, R], in nats."""
+        """Return the teacher loss of each token in nats, [B, R]."""
         if options.is_exact:
             loss = scored.padded("teacher_loss")
         else:

@@ -1,7 +1,9 @@
-"""Analysis worker: a policy that reads finished responses and computes the metrics that need its internal states.
+"""Analysis worker: a policy that runs on finished responses and computes metrics that need its internal states.
 
-Hidden states and distributions over the vocabulary stay in the worker; only a few numbers per response are returned.
+Hidden states and distributions over the vocabulary stay in the worker. Only a few numbers per response are returned.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -12,13 +14,13 @@ from verl.config.common import ModelConfig
 from verl.models.micro_batches import MicroBatching
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rank.stacks import StackedResponses, mean_state_distances
+from verl.rank.stacks import StackedResponses, mean_state_distances, state_motion
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.measurements import MeasuredPrompt, PrefixMetrics, PromptResponses
 
 
 class AnalysisWorker:
-    """One of the processes that together hold the policy. Every method is called on all workers at once."""
+    """One of the processes that jointly run the policy. Every method is called on all workers at once."""
 
     def __init__(
         self, model: ModelConfig, place: WorkerPlace, calculator: CalculatorConfig, layer: int, micro_batch_size: int
@@ -34,43 +36,48 @@ class AnalysisWorker:
         self.layer = layer
 
     def measure(self, shares: list[list[PromptResponses]], temperature: float) -> list[MeasuredPrompt]:
-        """Read the responses to this worker's prompts and return their metrics.
+        """Run the policy on the responses to this worker's prompts and return their metrics.
 
         Args:
-            shares: Prompts of each worker. All workers must have equally many prompts and responses per prompt.
+            shares: Prompts of each worker. The numbers of prompts and of responses per prompt must not vary.
             temperature: Softmax temperature for log-probabilities and entropies.
         """
         prompts = shares[self.rank]
         self.policy.temperature = temperature
         num_responses = len(prompts[0].token_ids)
         stack, stacked = StackedResponses(self.calculator.config), list[dict[str, Tensor]]()
+        motions = list[dict[str, Tensor]]()
         num_read = 0
 
         def measure(states: list[Tensor], _: Batch) -> Batch:
-            """Measure responses as they are read, and also stack the states of each prompt's responses."""
+            """Measure responses as they are processed, and also stack the states of each prompt's responses."""
             nonlocal stack, num_read
             for response in states:
                 stack.add(response)
+                motions.append({name: v.cpu() for name, v in state_motion(response[:, self.layer]).items()})
                 num_read += 1
                 if num_read % num_responses == 0:
                     stacked.append(stack.metrics())
                     stack = StackedResponses(self.calculator.config)
             return self.calculator.measure(states)
 
-        # All responses, with those to the same prompt adjacent.
+        # All responses, grouped by prompt.
         pairs = [(prompt.prompt_ids, tokens) for prompt in prompts for tokens in prompt.token_ids]
         batch = Batch.of([prompt for prompt, _ in pairs], [tokens for _, tokens in pairs])
         scored = self.policy.compute_logprobs(batch, self.calculator.config.layers, measure)
-        groups = zip(prompts, scored.split(num_responses), stacked, strict=True)
-        return [self._measured(prompt, group, figures) for prompt, group, figures in groups]
+        by_prompt = [motions[i : i + num_responses] for i in range(0, num_read, num_responses)]
+        groups = zip(prompts, scored.split(num_responses), stacked, by_prompt, strict=True)
+        return [self._measured(*group) for group in groups]
 
-    def _measured(self, prompt: PromptResponses, scored: Batch, stack: dict[str, Tensor]) -> MeasuredPrompt:
+    def _measured(
+        self, prompt: PromptResponses, scored: Batch, stack: dict[str, Tensor], motions: list[dict[str, Tensor]]
+    ) -> MeasuredPrompt:
         responses, courses = [], []
-        for response in scored.split(1):
+        for response, motion in zip(scored.split(1), motions, strict=True):
             by_layer = {name: values[0].tolist() for name, values in response.rank_metrics.items()}
             logprob, entropy = (float(v.double().mean()) for v in (response.logprobs, response.entropy))
             responses.append(by_layer | {"avg_log_probs": [logprob], "avg_logits_entropy": [entropy]})
-            courses.append(_course(response, self.layer))
+            courses.append(_course(response, self.layer, motion))
         return MeasuredPrompt(
             prompt.key,
             responses,
@@ -80,8 +87,8 @@ class AnalysisWorker:
         )
 
 
-def _course(response: Batch, layer: int) -> PrefixMetrics:
-    """Return the rank metrics of a response's prefixes, and the means over tokens since the previous prefix."""
+def _course(response: Batch, layer: int, motion: Mapping[str, Tensor]) -> PrefixMetrics:
+    """Return the rank metrics and motion of a response's prefixes, and the means over tokens since the previous one."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()
@@ -91,4 +98,5 @@ def _course(response: Batch, layer: int) -> PrefixMetrics:
         for name, values in (("logprob", response.logprobs), ("entropy", response.entropy))
     }
     metrics = {name: values[measured].double().tolist() for name, values in prefixes.items()}
-    return PrefixMetrics(ends, metrics | means)
+    moved = {name: values[measured.cpu()].tolist() for name, values in motion.items()}
+    return PrefixMetrics(ends, metrics | means | moved)

@@ -1,4 +1,4 @@
-"""Models with scalar outputs: the critic, which estimates a value per token, and a learned reward model."""
+"""Models with scalar outputs: the critic, which predicts a value per token, and a learned reward model."""
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class ValueModel:
 
 
 class Critic(ValueModel):
-    """Value model with its optimizer."""
+    """Trainable value model with its optimizer."""
 
     def __init__(self, config: CriticConfig, mesh: DeviceMesh, total_steps: int) -> None:
         super().__init__(config.model, mesh, trainable=True)
@@ -40,7 +40,7 @@ class Critic(ValueModel):
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
-        """Return the episodes, on the CPU, with ``values``; a token's value is computed at the preceding token."""
+        """Return the episodes on the CPU with ``values`` added. A token's value is computed at the preceding token."""
         cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
         with self.parameters.loaded():
@@ -51,7 +51,7 @@ class Critic(ValueModel):
         """Take one optimizer step on this rank's share of a mini-batch.
 
         Args:
-            batch: This rank's responses with ``learn_mask``, ``values`` from before the update, and ``returns``.
+            batch: This rank's responses with ``learn_mask``, ``returns``, and the ``values`` from before the update.
             num_tokens: Number of learned tokens in the whole mini-batch, across all ranks.
 
         Returns:
@@ -77,15 +77,15 @@ class Critic(ValueModel):
         return loss, sums | {"loss": loss, "values": (values.detach() * mask).sum()}
 
     def _values(self, micro: Batch) -> Tensor:
-        """Return values [M]; each token's value, like its logits, is computed at the preceding token."""
+        """Return values [M]. A token's value, like its logits, is computed at the preceding token."""
         return self.forward.values(micro)[to_device(micro.predictors, self.device)]
 
 
 class RewardModel(ValueModel):
     """Sequence classification model with one output, which is never trained.
 
-    It is loaded as a value model: the score of a text is the value at the token that sequence classification reads,
-    which is the last one that is not the checkpoint's padding token.
+    The reward model is loaded as a value model. As in sequence classification, the score of a conversation is the value
+    at its last token other than the padding token.
     """
 
     def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:
@@ -95,7 +95,7 @@ class RewardModel(ValueModel):
 
     @torch.no_grad()
     def compute_scores(self, batch: Batch) -> Batch:
-        """Return the texts, on the CPU, with ``scores`` [B] float32."""
+        """Return the conversations on the CPU with ``scores`` [B] float32."""
         micros = batch.split(self.micro_batch_size)
         with self.parameters.loaded():
             parts = [micro.columns().to(self.device).fill(scores=self._scores(micro)) for micro in micros]
@@ -108,9 +108,9 @@ class RewardModel(ValueModel):
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
-    """Return each row's last attended position that is not ``pad_token_id``, or 0 if there is none, [B, 1] int64.
+    """Return each row's last attended position whose token is not ``pad_token_id``, or 0, as [B, 1] int64.
 
-    Trailing padding tokens are skipped even if they belong to the text, as when such heads are trained.
+    Trailing padding tokens are skipped even if they belong to the conversation, as in the training of such heads.
 
     Args:
         input_ids, attention_mask: Tensors of shape [B, S].

@@ -1,4 +1,4 @@
-"""Evaluation worker: a vLLM engine with weights loaded from a model folder."""
+"""Evaluation worker: a vLLM engine that loads its weights from a model folder."""
 
 from verl.config.calculator import CalculatorConfig
 from verl.config.evaluation import EvaluationEngineConfig
@@ -13,7 +13,7 @@ from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
 class EvaluationWorker:
-    """One of the processes that together hold ``world_size / tensor_parallel_size`` engines."""
+    """One of the processes that together run ``world_size / tensor_parallel_size`` engines."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class EvaluationWorker:
         model: EngineModel,
         calculator: CalculatorConfig | None,
     ) -> None:
-        """Load the engine. ``calculator`` contains the options for hidden states, or is None to capture none."""
+        """Load the engine. ``calculator`` contains the options for hidden states, or is None if none are captured."""
         seed_everything(model.seed)
         join_world(place)
         trust, turns = config.trust_remote_code, None

@@ -1,4 +1,4 @@
-"""Aliases of the worker classes under the names used in the paper's release."""
+"""Aliases of the worker classes, with the names used in the paper's release."""
 
 from verl.workers.critic import Critic as CriticWorker
 from verl.workers.critic import RewardModel as RewardModelWorker

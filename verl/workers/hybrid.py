@@ -1,4 +1,4 @@
-"""Hybrid worker: all models of a run and the rollout engine in one process per device."""
+"""Hybrid worker: a process per device that contains all models of a run and the rollout engine."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,12 +28,12 @@ from verl.workers.teacher import MovingAverage, load_teacher
 
 
 class HybridWorker(CheckpointWorker, EngineWorker):
-    """One of the processes that together hold actor, reference, critic, reward model, teacher and rollout engines.
+    """One of the processes among which actor, reference, critic, reward model, teacher and engines are distributed.
 
-    The engines may instead be in a pool of :class:`verl.workers.rollout.RolloutWorker`.
+    The rollout engines may instead run in a pool of :class:`verl.workers.rollout.RolloutWorker` processes.
 
-    Every method is called on all workers at once, because FSDP gathers parameters collectively. Models that the
-    configuration does not use are not loaded; an offloaded model is on the device only in methods that need it.
+    Every method is called on all workers at once, because FSDP gathers parameters collectively. Only models that the
+    configuration uses are loaded. An offloaded model is on the device only during methods that need it.
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, stop_strings: list[str]) -> None:
@@ -91,32 +91,32 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         super().__init__(parts, config.seed, averages)
 
     def not_deterministic(self) -> list[str]:
-        """Return the names of operations of the updates so far for which torch has no deterministic form."""
+        """Return the names of operations used in updates so far that have no deterministic implementation in torch."""
         return sorted(set().union(*(part.learner.not_deterministic for part in self._parts)))
 
     def start_generation(self) -> EngineCapacity:
-        """Load weights into the engine if it has none, and return its capacity."""
+        """Load weights into the engine if it has none, prepare it, and return its capacity."""
         if self.rollout.needs_weights:
             self.sync_weights(self.version)
         return super().start_generation()
 
     def finish_generation(self) -> None:
-        """Free the engine's memory until ``sync_weights`` or the next ``start_generation``."""
+        """Free the engine's memory until the next call of ``sync_weights`` or ``start_generation``."""
         if self.has_engine:
             super().finish_generation()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Like :meth:`CheckpointWorker.save`, but first make the engine free its memory until it next generates."""
+        """Like :meth:`CheckpointWorker.save`, but first free the engine's memory with :meth:`finish_generation`."""
         self.finish_generation()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
-        """Like :meth:`CheckpointWorker.load`, but first make the engine free its memory until it next generates."""
+        """Like :meth:`CheckpointWorker.load`, but first free the engine's memory with :meth:`finish_generation`."""
         self.finish_generation()
         super().load(folder, step)
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs``, ``entropy`` and statistics, and with ``calculator.source=actor`` also rank metrics."""
+        """Return ``logprobs``, ``entropy``, statistics and, with ``calculator.source=actor``, rank metrics."""
         if self.calculator is None:
             return self.actor.compute_logprobs(batch, statistics=self.statistics)
         layers, measure = self.calculator.config.layers, partial(measure_responses, self.calculator, self.max_turns)
@@ -127,7 +127,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return scored.columns("logprobs", "entropy", *self.statistics).fill(EPISODE, **beside)
 
     def compute_ref_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs`` under the reference policy, which with LoRA is the policy without its adapters."""
+        """Return ``logprobs`` under the reference policy. With LoRA, this is the policy with its adapters disabled."""
         if self.lora:
             with adapters_disabled(self.actor.model):
                 return self.actor.compute_logprobs(batch).columns("logprobs")
@@ -135,46 +135,46 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return self.reference.compute_logprobs(batch).columns("logprobs")
 
     def compute_teacher_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs`` under the teacher and, with ``teacher.rank_metrics``, its rank metrics."""
+        """Return ``logprobs`` under the teacher, and the teacher's rank metrics if ``teacher.rank_metrics`` is true."""
         assert self.teacher is not None, "a teacher is held only where teacher.model.path names one"
         if self.teacher_calculator is None:
             return self.teacher.compute_logprobs(batch).columns("logprobs")
         measure = partial(measure_responses, self.teacher_calculator, self.max_turns)
         scored = self.teacher.compute_logprobs(batch, self.teacher_calculator.config.layers, measure)
         if self.teacher is not self.actor:
-            reshard(self.teacher.model)  # its head stays gathered for the update alone
+            reshard(self.teacher.model)  # only the update needs the head to stay gathered
         metrics = {TEACHER_RANK + name: values for name, values in scored.rank_metrics.items()}
         return scored.columns("logprobs").fill(EPISODE, **metrics)
 
     def update_teacher(self, rate: float) -> None:
-        """Move the teacher, a moving average of the policy, towards the policy's weights."""
+        """Update the teacher, a moving average of the policy, with the policy's weights."""
         assert isinstance(self.teacher, MovingAverage), "TeacherConfig.is_average"
         self.teacher.update(rate)
 
     def perturb_weights(self) -> None:
-        """Add noise to every parameter of the policy, until :meth:`restore_weights`."""
+        """Add noise to all parameters of the policy until :meth:`restore_weights` is called."""
         with self.actor.parameters.loaded():
             self._unperturbed = add_noise(self.actor.model)
 
     def restore_weights(self) -> None:
-        """Give the policy back the parameters that it had before :meth:`perturb_weights`, to the bit."""
+        """Restore the exact parameters that the policy had before :meth:`perturb_weights`."""
         with self.actor.parameters.loaded():
             restore_parameters(self.actor.model, self._unperturbed)
         del self._unperturbed
 
     def sync_weights(self, version: int) -> None:
-        """Load the policy's weights into the rollout engine, as ``version``."""
+        """Load the policy's weights into the rollout engine and record their ``version``."""
         with self.actor.parameters.loaded():
             weights = checkpoint_parameters(self.actor.model, self.rollout.weight_dtype, self.bucket_bytes)
             self.rollout.load_weights(weights)
         self.version = version
 
     def publish_weights(self, dtype: WeightDtype, version: int) -> Iterator[list[PackedWeight]]:
-        """Yield the policy's weights for external engines on the first worker; all workers must iterate together.
+        """Yield the policy's weights for external engines, on the first worker only. All workers must iterate together.
 
         Args:
-            dtype: Precision in which those engines accept each parameter.
-            version: Name of these weights, which the engines return.
+            dtype: Function that returns the dtype in which the engines accept a parameter.
+            version: Version of these weights, which the engines report with their responses.
         """
         with self.actor.parameters.loaded():
             weights = checkpoint_parameters(self.actor.model, dtype, self.bucket_bytes)

@@ -1,17 +1,20 @@
-"""Inputs and outputs of the analysis worker; this module has no heavy imports."""
+"""Inputs and outputs of the analysis worker. This module has no heavy imports."""
 
 from dataclasses import dataclass
+
+ALONG = ("logprob", "entropy", "state_speed", "state_dispersion")
+"""Metrics of prefixes other than rank metrics."""
 
 
 @dataclass(frozen=True)
 class PromptResponses:
-    """A prompt with responses whose hidden states a policy measures."""
+    """A prompt and responses whose hidden states are measured."""
 
     key: int
     """Identifier of the prompt chosen by the caller."""
     prompt_ids: list[int]
     token_ids: list[list[int]]
-    """Tokens of each response, at least one per response."""
+    """Token ids of each response. Responses must not be empty."""
 
 
 @dataclass(frozen=True)
@@ -19,22 +22,22 @@ class PrefixMetrics:
     """Metrics of the prefixes of one response."""
 
     ends: list[int]
-    """Prefix lengths at which rank metrics were measured, ending with the whole response."""
+    """Lengths of the measured prefixes. The last prefix is the whole response."""
     values: dict[str, list[float]]
-    """Rank metrics of each prefix by name, and ``logprob`` and ``entropy``, averaged over the tokens since the previous
-    prefix."""
+    """Rank metrics, ``state_speed`` and ``state_dispersion`` of each prefix by name. ``logprob`` and ``entropy`` are
+    averages over the tokens since the previous prefix."""
 
 
 @dataclass(frozen=True)
 class MeasuredPrompt:
-    """Metrics that a policy computed for the responses to one prompt."""
+    """Metrics of the responses to one prompt, computed by a policy."""
 
     key: int
     responses: list[dict[str, list[float]]]
-    """Metrics of each response by name, with one value per layer, except that ``avg_log_probs`` and
-    ``avg_logits_entropy`` have one value."""
+    """Metrics of each response by name. ``avg_log_probs`` and ``avg_logits_entropy`` have one value, and all other
+    metrics have one value per layer."""
     stack: dict[str, list[float]]
     """Rank metrics of the stacked states of all responses, with one value per layer."""
     distances: dict[str, float]
-    """Distances between the mean states of the responses, by name."""
+    """Name -> distance between the responses' mean hidden states."""
     courses: list[PrefixMetrics]

@@ -1,4 +1,4 @@
-"""Loads and checks a run's policy loss: a built-in loss given by name, or a custom one given by import path.
+"""Loads and checks a run's policy loss: a built-in loss, given by name, or a custom loss, given by import path.
 
 Legend: B = number of responses in the batch, R = number of response columns.
 """
@@ -22,7 +22,7 @@ from verl.config.ppo import PPOConfig
 from verl.utils.user_code import UserFunction, check_finite, check_signature, check_tensor, is_import_path, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
-"""Names of the update's own metrics, which a custom loss must not use."""
+"""Names of metrics that the update logs itself. A custom loss must not use them."""
 
 KWARGS = "actor.policy_loss_kwargs"
 
@@ -31,7 +31,7 @@ class PolicyLoss:
     """Loss selected by ``actor.policy_loss``.
 
     Raises:
-        ConfigError: If an import path does not name a function, or the function does not accept its arguments.
+        ConfigError: If an import path does not name a function, or if that function does not accept its arguments.
     """
 
     def __init__(self, config: ActorConfig) -> None:
@@ -47,11 +47,11 @@ class PolicyLoss:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Statistics of the output head other than the entropy."""
+        """Names of the statistics that the output head must compute, besides the entropy."""
         return tuple(name for name in self.needs.statistics if name != "entropy")
 
     def prepared(self, mini: Batch, size: BatchSize) -> Batch:
-        """Return a mini-batch with the columns that the loss prepares, or ``mini`` itself if it prepares none."""
+        """Return ``mini`` with the columns that the loss prepares, or ``mini`` itself if the loss prepares none."""
         prepare = self.needs.prepare
         if prepare is None:
             return mini
@@ -70,10 +70,10 @@ class PolicyLoss:
         return prepared
 
     def inputs(self, batch: Batch, size: BatchSize, scored: Batch | None = None) -> LossInputs:
-        """Return a batch's inputs for the custom functions.
+        """Return the inputs of the custom functions for a batch.
 
         Args:
-            scored: The responses with the current policy's log-probabilities and statistics, or None before the update.
+            scored: Responses with log-probabilities and statistics of the current policy, or None before the update.
         """
         needs = self.needs
         unknown = torch.full((len(batch), batch.width), torch.nan)
@@ -95,16 +95,16 @@ class PolicyLoss:
         )
 
     def padding_rows(self, micro: Batch) -> Tensor | None:
-        """Return a mask of rows that only pad this worker's share, [B] bool, or None if the loss may see them."""
+        """Return a mask of rows that only pad this worker's share, [B] bool, or None if the loss may read them."""
         return micro.group < 0 if self.needs.whole_groups else None
 
     def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Call the custom function, and return losses [B, R] or [B] and metrics as sums over tokens.
+        """Call the custom function. Return losses [B, R] or [B], and metrics as sums over tokens.
 
         Args:
             inputs: Inputs for all rows.
-            copied: Mask of padding rows, [B] bool, which are hidden from the function, or None if hiding them is
-                unnecessary because they are masked out of the loss.
+            copied: Mask of padding rows, [B] bool, which are not passed to the function, or None to pass all rows,
+                because padding rows are masked out of the loss.
         """
         if copied is None or not copied.any():
             return self._called(inputs, check=True)
@@ -118,7 +118,7 @@ class PolicyLoss:
         return losses.new_zeros(len(copied), *losses.shape[1:]).index_copy(0, rows, losses), metrics
 
     def check_per_token(self, losses: Tensor) -> None:
-        """Raise ``ConfigError`` for per-response losses, because per-token weights cannot be applied to them."""
+        """Raise ``ConfigError`` if losses are per response, since per-token weights cannot be applied to them."""
         fix = f"{self.where} returns one number a response, which has no tokens to weight; set it to null"
         require(losses.dim() == 2, "algorithm.rollout_correction.rollout_is", "token or sequence", fix)
 
@@ -142,7 +142,7 @@ class PolicyLoss:
         check_finite(where, torch.where(learned, losses.detach(), 0.0))
 
     def _total(self, name: str, value: Any, inputs: LossInputs) -> Tensor:
-        """Return a metric as a sum, to be divided by the number of tokens in the mini-batch."""
+        """Return a metric as a sum that becomes a mean when divided by the number of tokens in the mini-batch."""
         mask, size = inputs.response_mask, inputs.size
         if name in LOGGED:
             raise ConfigError(f"{self.where}: its metric {name!r} has the name of one of the update's; rename it")
@@ -155,7 +155,7 @@ class PolicyLoss:
 
 
 def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:
-    """Raise ``ConfigError`` if a policy loss needs something that the run does not provide."""
+    """Raise ``ConfigError`` if the run's options do not provide what the policy loss needs."""
     needs, actor, n = loss.needs, config.actor, config.rollout.n
     require(
         "ref_logprobs" not in needs.columns or config.uses_reference,

@@ -6,7 +6,7 @@ from verl.workers.critic import RewardModel
 
 
 class RewardModelWorker:
-    """One of the processes that together hold the model."""
+    """One of the processes over which the reward model is sharded."""
 
     def __init__(self, config: RewardModelConfig, place: WorkerPlace) -> None:
         seed_everything(0)

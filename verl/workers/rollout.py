@@ -1,4 +1,4 @@
-"""Rollout worker: an engine on its own device, and the code shared by all workers with an engine."""
+"""Rollout worker, which runs an engine on its own device, and the base class of all workers with an engine."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -19,11 +19,11 @@ from verl.utils.process import set_stage
 
 
 class EngineWorker:
-    """Worker that holds an engine, or a share of one."""
+    """Worker that runs an engine or one rank of an engine."""
 
     rollout: Rollout
     version = 0
-    """Version of the weights that the engine holds."""
+    """Version of the engine's weights."""
 
     def start_engine(
         self,
@@ -33,7 +33,7 @@ class EngineWorker:
         stop_strings: list[str],
         policy: Policy | None = None,
     ) -> None:
-        """Create the engine, which has no weights yet; ``policy`` is the policy trained by this worker, if any."""
+        """Create the engine, without weights. ``policy`` is the policy trained by this worker, if there is one."""
         set_stage(f"starting {config.rollout.name}")
         ends = end_tokens(config, tokenizer)
         setup = RolloutSetup(config, place, tokenizer.pad_token_id, ends, tokenizer, stop_strings)
@@ -45,12 +45,12 @@ class EngineWorker:
         return self.rollout.capacity._replace(version=self.version)
 
     def finish_generation(self) -> None:
-        """Free the engine's memory until it next receives weights."""
+        """Free the engine's memory until it receives new weights."""
         self.rollout.sleep()
 
 
 class RolloutWorker(EngineWorker):
-    """One of the processes in a pool of engines, which receive the policy's weights through Ray's object store."""
+    """One of the processes in a pool of engines. Engines receive the policy's weights through Ray's object store."""
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, stop_strings: list[str]) -> None:
         """Start the engine. ``stop_strings`` are the strings that end a response in training and validation."""
@@ -60,7 +60,7 @@ class RolloutWorker(EngineWorker):
         self.start_engine(config, place, load_tokenizer(path, trust, needs_chat_template=False), stop_strings)
 
     def weight_dtype(self) -> WeightDtype:
-        """Return the precision in which the engine accepts each parameter."""
+        """Return the function that determines the dtype in which the engine accepts each parameter."""
         return self.rollout.weight_dtype
 
     def load_weights(self, buckets: Iterable[list[PackedWeight]]) -> None:

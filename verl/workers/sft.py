@@ -1,4 +1,4 @@
-"""Worker for supervised fine-tuning, which trains one sharded model and evaluates it on held-out data."""
+"""Worker for supervised fine-tuning, which trains a sharded model and evaluates it on held-out data."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from verl.utils.process import set_stage
 
 
 class SFTWorker(CheckpointWorker):
-    """One of the processes that together hold the model. Every method is called on all workers at once."""
+    """One of the processes over which the model is sharded. Every method is called on all workers at once."""
 
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
         set_stage("loading the model")
@@ -33,7 +33,7 @@ class SFTWorker(CheckpointWorker):
         super().__init__([part], config.seed)
 
     def train_step(self, batch: Batch, num_tokens: int) -> dict[str, float]:
-        """Take one optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
+        """Take one optimizer step on this worker's share. ``num_tokens`` is the total number of learned tokens."""
         micros = list(batch.split(self.micro_batch_size))
         with self.policy.parameters.loaded():
             sums, state = self.learner.step(micros, lambda micro: self._loss(micro, num_tokens))
@@ -41,9 +41,9 @@ class SFTWorker(CheckpointWorker):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Batch:
-        """Return the conversations with ``total_logprob`` and ``num_learned``, summed over their learned tokens.
+        """Return the conversations with the total log-probability and the number of their learned tokens.
 
-        Both are float64 columns with one entry per episode.
+        The columns ``total_logprob`` and ``num_learned`` are float64 with one entry per episode.
         """
         parts = []
         with self.policy.parameters.loaded():

@@ -13,10 +13,10 @@ from verl.models.policy import Policy, scoring_batches
 
 
 def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> Policy:
-    """Load the frozen model ``teacher.model``, which scores what the policy with this ``tokenizer`` samples.
+    """Load the frozen model ``teacher.model``, which scores the policy's responses. ``tokenizer`` is the policy's.
 
-    If the output heads have different sizes, because their padding differs, both are compared on the tokenizer's
-    tokens, and the teacher's probabilities are normalised over these.
+    If the output heads of policy and teacher differ in size because of padding, only the tokenizer's tokens are
+    compared, and the teacher's probabilities are normalised over these tokens.
     """
     model = config.teacher.model
     rows = {ModelInfo.of(other).text_config.vocab_size for other in (config.model, model)}
@@ -26,7 +26,7 @@ def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedToken
 
 
 class MovingAverage(Policy):
-    """A moving average of the policy's weights, in float32 and sharded like them."""
+    """A moving average of the policy's weights, in float32 and with the same sharding."""
 
     def __init__(self, config: PPOConfig, mesh: DeviceMesh, policy: Policy) -> None:
         """Copy the weights of ``policy``."""
@@ -40,7 +40,7 @@ class MovingAverage(Policy):
 
     @torch.no_grad()
     def update(self, rate: float) -> None:
-        """Move every weight to (1 - rate) average + rate policy."""
+        """Set every weight to (1 - rate) * average + rate * policy."""
         with self.parameters.loaded(), self.policy.parameters.loaded():
             reshard(self.model)
             reshard(self.policy.model)

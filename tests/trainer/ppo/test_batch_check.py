@@ -8,7 +8,7 @@ import torch
 
 from verl.batch import ENVIRONMENT, Batch
 from verl.cluster.failures import WorkerError
-from verl.trainer.ppo.batch_check import check_batch
+from verl.trainer.ppo.batch_check import FREQUENCY, check_batch, check_carried_over
 
 QUESTIONS = ["What is 1 + 1?", "What is 2 + 2?"]
 ANSWERS = ["2", "3 or so", "4", "It is 4"]
@@ -77,3 +77,15 @@ def test_words_of_an_environment_are_not_learned_from(tiny_tokenizer, refused):
         # The text is that of the policy's tokens alone.
         batch.texts[3] = tiny_tokenizer.decode(tiny_tokenizer(ANSWERS[3]).input_ids[:-1])
         check(batch, tiny_tokenizer)
+
+
+def test_response_is_learned_from_in_one_step(tiny_tokenizer, refused):
+    batch, learned = sound(tiny_tokenizer), dict[tuple[int, int], int]()
+    batch.fill(step=torch.tensor([1, 1, 2, 2]), stream=torch.tensor([5, -6, 5, 7]))
+    check_carried_over(batch[:3], learned, 3)
+    check_carried_over(batch[3:], learned, 4)
+    with refused("step 5: ...: a response of step 3 would be learned from again...", WorkerError):
+        check_carried_over(batch[2:], learned, 5)
+    # Only recent steps are remembered.
+    check_carried_over(batch[:1].fill("episode", stream=torch.tensor([9])), learned, FREQUENCY + 4)
+    assert list(learned) == [(2, 7), (1, 9)]

@@ -1,4 +1,4 @@
-"""Implementations of the advantage estimators. Their common arguments are described in the package's docstring."""
+"""Implementations of the advantage estimators. The package's docstring describes their common arguments."""
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Assign the best response's margin over the group's second best to its tokens, and 0 to all other tokens.
+    """Assign the best response in a group its margin over the second best, and all other responses 0.
 
     This estimates the gradient of the highest score among the responses to a prompt (Tang et al. 2025, arXiv
     2503.19595). If several responses tie for best, all advantages are 0. Groups must have at least 2 responses.
@@ -47,7 +47,7 @@ def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_id
 
 
 def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
+    """Compute the REINFORCE leave-one-out advantage (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
 
     A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response does not contribute to its own baseline,
     so the policy gradient is unbiased. In a group of one, the baseline is 0.
@@ -58,7 +58,7 @@ def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute each score minus the group's length-weighted mean score (OPO, arXiv 2505.23585), on every token.
+    """Compute OPO's advantage (arXiv 2505.23585): each score minus the group's length-weighted mean, on every token.
 
     A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), where l_j is the length of response j in tokens. This
     baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. In a group
@@ -92,11 +92,11 @@ def optimal_token_baseline_advantages(
     """Subtract the group's minimum-variance baseline at each token position from the return at that position.
 
     This is veRL's ``tir_optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from the
-    t-th token of the mask on and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's
+    t-th token in the mask onwards, and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's
     responses that have a t-th token. W_it is the sum of ``variances`` up to that token, a proxy for the squared
-    gradient norm of the log-probability of the response up to it. Where only one response has a t-th token, b_t is 0.
-    Tokens outside the mask, such as an environment's, are not counted. Without gaps in the mask, this is also veRL's
-    ``optimal_token_baseline``, which compares columns.
+    gradient norm of the log-probability of the response up to it. If only one response has a t-th token, b_t is 0.
+    Tokens outside the mask, such as those written by an environment, are skipped. Without gaps in the mask, this is
+    also veRL's ``optimal_token_baseline``, which compares columns.
 
     ``variances [B, R]`` are the nonnegative variances of the tokens; see :func:`token_variances`.
     """
@@ -150,7 +150,7 @@ def gae_advantages(
     Args:
         values: the critic's V_t in units of reward, ``[B, R]``.
         gamma: discount per token, in [0, 1].
-        lam: weight of later temporal differences, in [0, 1]. Small values rely on the critic, large ones on rewards.
+        lam: weight of later temporal differences, in [0, 1]; 0 relies only on the critic, 1 only on the rewards.
 
     Returns:
         Advantages and returns (advantages + values, the critic's targets), both ``[B, R]``.
@@ -176,8 +176,8 @@ def gae_advantages(
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A - mean) / (std + 1e-8), with the mean and unbiased std over all response tokens of the batch.
 
-    Every token has equal weight, so long responses have more influence than short ones. The result is ``[B, R]`` in the
-    dtype of ``advantages``. It is 0 outside the mask, and 0 everywhere if there are fewer than two response tokens.
+    Every token has equal weight, so long responses have more influence than short ones. The result ``[B, R]`` has the
+    dtype of ``advantages``. It is 0 outside the mask, and everywhere if there are fewer than two tokens.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()
@@ -193,8 +193,8 @@ def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor,
     """Compute the discounted return of each token, whitened over all response tokens of the batch.
 
     REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): A_t = (G_t - mean) / (std + 1e-8) with G_t = r_t + gamma G_{t+1},
-    and 0 after the last response token. The paper uses gamma = 1. Token rewards include the KL penalty, if any.
-    Positions outside the mask are skipped, as in GAE.
+    where G is 0 after the last response token. The paper uses gamma = 1. Any KL penalty is already part of the token
+    rewards. Positions outside the mask are skipped, as in GAE.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask})
     # The return is GAE's advantage with lam = 1 and values of 0 (eq. 18 of the GAE paper).
@@ -206,7 +206,7 @@ def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor,
 def reinforce_plus_plus_baseline_advantages(
     token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor
 ) -> Tensor:
-    """Subtract the group's mean score, then whiten over the tokens to learn from.
+    """Subtract the group's mean score, then whiten the result over all tokens to learn from.
 
     REINFORCE++ with baseline (arXiv 2501.03262): A = s - mean of the group, then (A - mean) / (std + 1e-8) over the
     batch. Unlike in GRPO, all prompts share one divisor, so small differences within a group are not amplified. In a

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 GROUP_STD_EPS = 1e-6
-"""Addend to a group's standard deviation, so that groups whose responses score alike can be divided by it."""
+"""Constant added to a group's standard deviation, to avoid division by 0 if all scores in the group are equal."""
 
 
 def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor] | None = None) -> None:
-    """Raise ``ValueError`` unless all ``per_token`` tensors are ``[B, R]`` and all ``per_response`` ones ``[B]``."""
+    """Raise ``ValueError`` unless all ``per_token`` tensors are ``[B, R]`` and all ``per_response`` tensors ``[B]``."""
     per_response = per_response or {}
     shape = next(iter(per_token.values())).shape
     fits = (
@@ -57,7 +57,7 @@ class Groups:
         return values.double() - means[self.index]
 
     def normalised(self, values: Tensor) -> Tensor:
-        """Return ``centred(values)`` over the group's deviation plus ``GROUP_STD_EPS``, ``[B]`` float64."""
+        """Divide ``centred(values)`` by the group's deviation plus ``GROUP_STD_EPS``, giving ``[B]`` float64."""
         return self.centred(values) / (self.deviations(values) + GROUP_STD_EPS)[self.index]
 
     def deviations(self, values: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Groups:
 
 
 def scored_groups(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> tuple[Groups, Tensor]:
-    """Return the groups, and the response scores, ``[B]`` float64. Raises ``ValueError`` like :func:`check_shapes`."""
+    """Return the groups and each response's score, ``[B]`` float64. Raises ``ValueError`` like :func:`check_shapes`."""
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
     scores = torch.where(response_mask.bool(), token_rewards.double(), 0.0).sum(1)
     return group_responses(group_ids), scores

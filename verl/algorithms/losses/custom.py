@@ -15,7 +15,7 @@ from torch import Tensor
 
 COLUMNS = {name: name for name in ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct")}
 COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
-"""Batch column that provides each optional field of :class:`LossInputs`; a loss must request these fields."""
+"""Optional field of :class:`LossInputs` -> batch column that provides it; a loss must request these fields."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
 """Differentiable statistics over the vocabulary that a loss may request at each token."""
@@ -37,7 +37,7 @@ class BatchSize(NamedTuple):
     """Maximum allowed response length in tokens."""
 
     def divisor(self, aggregation: str) -> int:
-        """Return what ``actor.loss_agg_mode=aggregation`` divides sums of losses by."""
+        """Return the divisor for sums of losses with ``actor.loss_agg_mode=aggregation``."""
         return {"token-mean": self.num_tokens, "token-sum": 1}.get(aggregation, self.num_sequences)
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Bound on the absolute log-ratio, which keeps exp finite. Beyond it, the gradient is 0."""
+"""Bound on the absolute log-ratio, which keeps exp finite. Beyond the bound, the gradient is 0."""
 
 BINARY_KL_EPS = 1e-8
-"""Addend to the probabilities of all other tokens, as in veRL, so that their fraction is finite."""
+"""Constant added to the probability of all other tokens, as in veRL, to keep their ratio finite."""
 
 Losses = tuple[Tensor, dict[str, Tensor]]
 
@@ -60,15 +60,15 @@ def ppo_clip_loss(
 def gspo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_low: float, clip_high: float
 ) -> Losses:
-    """Compute GSPO-token (arXiv 2507.18071): -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) with s per response.
+    """Compute the GSPO-token loss (arXiv 2507.18071): -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A).
 
     The ratio of response i is s_i = exp(mean over its tokens of (logprobs - old_logprobs)). Token t uses s_{i,t} =
-    sg[s_i] exp(logp_t - sg[logp_t]), where sg stops the gradient. Its value is s_i, and its gradient is s_i times the
-    gradient of logp_t, so all tokens of a response have equal weight. If a response has a single advantage,
+    sg[s_i] exp(logp_t - sg[logp_t]), where sg stops the gradient. The value of s_{i,t} is s_i, and its gradient is s_i
+    times the gradient of logp_t, so all tokens of a response have equal weight. If a response has a single advantage,
     ``sequence_mean`` of these losses has the value and gradient of the paper's sequence objective.
 
-    Clipping acts on whole responses. Their mean log-ratio varies far less than a token's, so the paper's clip ranges
-    are about 3e-4 instead of 0.2. ``clip_low`` is in [0, 1], and ``clip_high`` is nonnegative.
+    Clipping acts on whole responses. The mean log-ratio of a response varies far less than a token's log-ratio, so the
+    paper's clip ranges are about 3e-4 instead of 0.2. ``clip_low`` is in [0, 1], and ``clip_high`` is nonnegative.
     """
     mask, log_ratio, advantages = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
     # 1. Compute log s_i.
@@ -83,7 +83,7 @@ def gspo_loss(
 def cispo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_low: float, clip_high: float
 ) -> Losses:
-    """Compute CISPO (MiniMax-M1, arXiv 2506.13585): -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs.
+    """Compute the CISPO loss (MiniMax-M1, arXiv 2506.13585): -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs.
 
     sg stops the gradient, so clipping bounds the weight of a token's gradient but never removes it. Only the gradient
     of the loss is meaningful, not its value. Where the ratio is not clipped, this gradient equals that of -r A.
@@ -100,7 +100,7 @@ def cispo_loss(
 def gmpo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_low: float, clip_high: float
 ) -> Losses:
-    """Compute GMPO (arXiv 2507.20673): -A s on every token, where s is the geometric mean of the clipped ratios.
+    """Compute the GMPO loss (arXiv 2507.20673): -A s, where s is the geometric mean of the clipped ratios.
 
     log s = mean over tokens of sign(A) min(sign(A) d, sign(A) clip(d, -clip_low, clip_high)) with d = logprobs -
     old_logprobs: log-ratios are clipped per token, on the side that would increase the objective. A is the mean of the
@@ -133,9 +133,9 @@ def gpg_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, respons
 def dro_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, dro_beta: float
 ) -> Losses:
-    """Compute direct reward optimisation (DRO, arXiv 2405.19107) as in veRL: -A logprobs + dro_beta / 2 (log r)^2.
+    """Compute the DRO loss (arXiv 2405.19107), as in veRL: -A logprobs + dro_beta / 2 (log r)^2.
 
-    The square keeps the policy near the one that sampled, in place of a clip. ``dro_beta`` is its weight, above 0.
+    Instead of clipping, the squared log-ratio, with weight ``dro_beta`` > 0, keeps the policy near the sampling policy.
     """
     if not dro_beta > 0:
         raise ValueError(f"dro_beta={dro_beta}: must be above 0")
@@ -153,16 +153,16 @@ def dppo_tv_loss(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Losses:
-    """Compute DPPO with total variation (arXiv 2602.04879) as in veRL: -sg[min(r, clip_ratio_c)] A logprobs.
+    """Compute the DPPO-TV loss (arXiv 2602.04879) as in veRL: -stop_gradient(min(r, clip_ratio_c)) * A * logprobs.
 
-    DPPO does not clip the ratio. It leaves a token out of the loss once its probability p has moved too far in the
-    direction of its advantage: p - p_old > clip_high where A > 0, and p - p_old < -clip_low elsewhere. sg stops the
-    gradient; only the gradient of the loss is meaningful. ``pg_clipfrac`` counts the tokens that are left out.
+    DPPO does not clip the ratio. It excludes a token from the loss once the token's probability p has moved too far in
+    the direction of its advantage: p - p_old > clip_high where A > 0, and p - p_old < -clip_low elsewhere. sg stops the
+    gradient; only the gradient of the loss is meaningful. ``pg_clipfrac`` counts the excluded tokens.
 
     Args:
         clip_low: bound on the decrease of the probability, in [0, 1]; 0.15 in veRL's example.
-        clip_high: bound on its increase, nonnegative; 0.15 in veRL's example.
-        clip_ratio_c: bound on the weight r, or None for none. ``pg_clipfrac_lower`` counts the tokens beyond it.
+        clip_high: bound on the increase of the probability, nonnegative; 0.15 in veRL's example.
+        clip_ratio_c: bound on the weight r, or None for no bound. ``pg_clipfrac_lower`` counts the tokens beyond it.
     """
     _check_clip_ranges(clip_low, clip_high)
     masked = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
@@ -180,10 +180,10 @@ def dppo_kl_loss(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Losses:
-    """Compute DPPO with KL divergence (arXiv 2602.04879) as in veRL: :func:`dppo_tv_loss` with another rule for tokens.
+    """Compute the DPPO-KL loss (arXiv 2602.04879): like :func:`dppo_tv_loss`, but excludes tokens by KL divergence.
 
-    The divergence is that of the token against all others together, D = p_old log(p_old / p) + (1 - p_old) log((1 -
-    p_old + 1e-8) / (1 - p + 1e-8)). A token is left out if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <=
+    The divergence is between the token and all other tokens combined, D = p_old log(p_old / p) + (1 - p_old) log((1 -
+    p_old + 1e-8) / (1 - p + 1e-8)). A token is excluded if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <=
     0 and p < p_old. The bounds are in nats; ``clip_low`` is in [0, 1]. Both are 0.05 in veRL's example.
     """
     _check_clip_ranges(clip_low, clip_high)
@@ -199,9 +199,9 @@ def dppo_kl_loss(
 def sapo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, tau_pos: float, tau_neg: float
 ) -> Losses:
-    """Compute soft adaptive policy optimisation (SAPO, arXiv 2511.20347): -A sigmoid(tau (r - 1)) 4 / tau.
+    """Compute the SAPO loss (soft adaptive policy optimisation, arXiv 2511.20347): -A sigmoid(tau (r - 1)) 4 / tau.
 
-    A soft gate replaces clipping. Its slope is 1 at r = 1 and decays on both sides, faster for larger tau.
+    A soft gate replaces clipping. The slope of the gate is 1 at r = 1 and decays on both sides, faster for larger tau.
 
     Args:
         tau_pos: positive temperature of the gate where A > 0; 1 in the paper.
@@ -228,15 +228,15 @@ def clip_cov_loss(
     clip_cov_lb: float,
     clip_cov_ub: float,
 ) -> Losses:
-    """Compute Clip-Cov (arXiv 2505.22617): PPO's clipped surrogate, excluding a few random tokens with high covariance.
+    """Compute the Clip-Cov loss (arXiv 2505.22617): PPO's loss without a few random tokens with high covariance.
 
     Entropy collapses because likely tokens with high advantages keep becoming more likely. Clip-Cov drops some of these
-    tokens from the loss, whereas :func:`kl_cov_loss` penalises them. As in veRL, both losses compare the tokens within
-    a micro-batch.
+    tokens from the loss; :func:`kl_cov_loss` penalises them. As in veRL, both losses compare tokens within a
+    micro-batch.
 
     Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. A fraction ``clip_cov_ratio``
-    of all tokens, but at least one token, is drawn from them. The draw depends only on the old log-probabilities and
-    the advantages, so neither padding nor a kernel's rounding affects it. ``pg_clipfrac`` counts the drawn tokens.
+    of all tokens, but at least one, is drawn from the candidates. The draw depends only on old log-probabilities and
+    advantages, so padding and kernels' rounding do not affect it. ``pg_clipfrac`` counts the drawn tokens.
 
     Args:
         clip_low: clip range below 1, in [0, 1]; the lower bound of the ratio is 1 - clip_low.
@@ -264,7 +264,7 @@ def kl_cov_loss(
     kl_cov_ratio: float,
     ppo_kl_coef: float,
 ) -> Losses:
-    """Compute KL-Cov (arXiv 2505.22617): -r A, plus ppo_kl_coef |log r| on the tokens with the largest covariance.
+    """Compute the KL-Cov loss (arXiv 2505.22617): -r A, plus ppo_kl_coef |log r| where the covariance is largest.
 
     Args:
         kl_cov_ratio: fraction of tokens to penalise (at least one token), in (0, 1]. The paper uses 2e-4 for 32B models
@@ -282,8 +282,8 @@ def kl_cov_loss(
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_range: float) -> Losses:
     """Compute the critic's loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
 
-    0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2), 0 outside the mask. A value that has
-    moved more than ``clip_range`` towards its return G has no gradient; one that has moved away keeps its gradient.
+    The loss is 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2). A value that has moved more
+    than ``clip_range`` towards its return G has no gradient; a value that has moved away keeps its gradient.
 
     Args:
         values: values v ``[B, R]`` of the critic being trained, in units of reward.
@@ -292,7 +292,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mas
         clip_range: positive clip range in units of reward, or infinity to disable clipping.
 
     Returns:
-        Losses ``[B, R]`` and metrics as sums over tokens: ``vf_clipfrac`` (clipped tokens) and ``num_tokens``.
+        Losses ``[B, R]``, 0 outside the mask, and token sums: ``vf_clipfrac`` (clipped tokens) and ``num_tokens``.
     """
     if not clip_range > 0:
         raise ValueError(f"clip_range={clip_range}: must be above 0; infinity for no clip")
@@ -326,7 +326,7 @@ def _smallest(keys: Tensor, count: Tensor) -> Tensor:
 
 
 def _random_keys(mask: Tensor, *contents: Tensor) -> Tensor:
-    """Return nonnegative pseudo-random keys [B, R] int64, seeded with ``contents`` in float32 at the masked tokens.
+    """Return nonnegative pseudo-random keys [B, R] int64, seeded with the float32 values of ``contents`` in the mask.
 
     Tokens are numbered within the mask, so padding has no effect. The seed is a sum of integers, which does not depend
     on the order in which a device adds them.
@@ -348,21 +348,21 @@ def _hashed(values: Tensor) -> Tensor:
 def _masked_tokens(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the boolean mask, and the log-ratios and advantages, which are 0 outside it, all ``[B, R]``."""
+    """Return the boolean mask, and the log-ratios and advantages set to 0 outside the mask, all ``[B, R]``."""
     mask = response_mask.bool()
     # Mask before exp, because infinite or NaN padding would reach the gradient as 0 * inf.
     return mask, torch.where(mask, logprobs - old_logprobs, 0.0), torch.where(mask, advantages, 0.0)
 
 
 def _probabilities(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities under the policy and before, detached, and 1 outside the mask, both ``[B, R]``."""
+    """Return the probabilities under the current and the old policy, detached and 1 outside the mask, ``[B, R]``."""
     return torch.where(mask, logprobs.detach(), 0.0).exp(), torch.where(mask, old_logprobs, 0.0).exp()
 
 
 def _masked_policy_gradient(
     logprobs: Tensor, mask: Tensor, log_ratio: Tensor, advantages: Tensor, kept: Tensor, most: float | None
 ) -> Losses:
-    """Return -sg[min(r, most)] A logprobs on the tokens of ``kept [B, R]``, 0 on others, and DPPO's metrics."""
+    """Return -sg[min(r, most)] A logprobs on the tokens in ``kept [B, R]``, 0 elsewhere, and DPPO's metrics."""
     ratio, most = _probability_ratio(log_ratio), math.inf if most is None else most
     kept = kept & mask
     losses = -ratio.clamp(max=most) * advantages * torch.where(kept, logprobs, 0.0)
@@ -383,7 +383,7 @@ def _check_clip_ranges(clip_low: float, clip_high: float, largest: float = 1.0) 
 def _clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and the clipped tokens."""
+    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) for r = exp(log_ratio), and a mask of clipped tokens."""
     _check_clip_ranges(clip_low, clip_high)
     ratio = _probability_ratio(log_ratio)
     plain = -ratio * advantages
@@ -392,6 +392,6 @@ def _clipped_surrogate(
 
 
 def _token_sums(log_ratio: Tensor, mask: Tensor, **masks: Tensor) -> dict[str, Tensor]:
-    """Return a loss's metrics: the number of true tokens in each of ``masks``, ``ppo_kl`` and ``num_tokens``."""
+    """Return the metrics of a loss: the number of tokens in each of ``masks``, ``ppo_kl`` and ``num_tokens``."""
     counts = {name: tokens.sum().to(log_ratio.dtype) for name, tokens in masks.items()}
     return counts | {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(log_ratio.dtype)}

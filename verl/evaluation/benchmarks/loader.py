@@ -1,4 +1,4 @@
-"""Looks up benchmarks by name, among users' own files and ``published.yaml``, and loads their problems."""
+"""Looks up benchmarks by name in user-provided files and ``published.yaml``, and loads their problems."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -46,14 +46,14 @@ def load_benchmark(
     scored: bool = True,
     whole_rows: bool = False,
 ) -> list[Problem]:
-    """Return the problems of the benchmark ``name``, in order.
+    """Return the problems of the benchmark ``name`` in their original order.
 
-    A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` lacks
-    the name. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; other
-    fields are recognised by name. ``data_source`` is the verifier of rows that name none, or null to choose it.
-    Columns that a custom reward function has parameters for are added to ``extra_info``. Files of records for training,
-    whose prompts are chats, are read like those, with ``whole_rows`` as in :class:`PromptLayout`. If no verifier scores
-    the responses, answers may be missing.
+    A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` does
+    not contain the name. ``fields`` maps names in ``verl.evaluation.benchmarks.rows.FIELD_NAMES`` to the file's field
+    names. Other fields are recognised by name. ``data_source`` selects the verifier for rows that do not name one, and
+    None chooses it automatically. Columns that match parameters of a custom reward function are added to
+    ``extra_info``. Training files, whose prompts are chats, are read as in training, with ``whole_rows`` as in
+    :class:`PromptLayout`. If ``scored`` is False, answers may be missing.
 
     Raises:
         ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
@@ -90,7 +90,7 @@ def load_benchmark(
 
 
 def load_prompts(path: str, limit: int | None, layout: PromptLayout, scored: bool = True) -> list[Problem]:
-    """Return the first ``limit`` prompts of a file of records for training, or of a hub data set."""
+    """Return the first ``limit`` prompts of a training file or a hub dataset."""
     problems = []
     for index, row in enumerate(layout.read(path, scored)[:limit]):
         messages = read_messages(row, f"{path}, row {index}", layout.prompt_key)

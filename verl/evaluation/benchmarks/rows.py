@@ -39,13 +39,14 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
-"""Maps each of our fields to its case-insensitive names in files; the first name with a value in a row is used.
-``context`` is prepended to the question. A field like ``body`` is used for only one of these two. The answer and all
-``wrong_answers`` become options, shuffled with the question as the seed. ``verifier``, the data source that selects the
-verifier, is read only if a mapping names its field."""
+"""Maps each field of a problem to its case-insensitive names in files. If a row has values under several names, the
+first name in the tuple is used. ``context`` is prepended to the question. A field that is listed both as ``context``
+and as ``question``, such as ``body``, is used as one of the two. The answer and all ``wrong_answers`` become options,
+which are shuffled with the question as the seed. ``verifier`` is the data source that selects the verifier. The data
+source is read only if a mapping names the field that contains it."""
 
 PLAIN = ("context", "question", "answer")
-"""Fields whose values must be text, numbers, or lists of text and numbers."""
+"""Fields whose values must be strings, numbers, or lists of strings and numbers."""
 
 CHOICE_NAMES = ("choice_answer", "correct_option")
 """Fields whose letters are interpreted as options, even if no options are found in the question."""
@@ -58,7 +59,7 @@ _INLINE_LABEL = re.compile(
 _BEFORE_OPTION = re.compile(r"(?:\\ |~|\s)*")
 _AFTER_OPTION = re.compile(r"(?:\\q?quad|\\n|\\\\|[~\s(（])\Z")
 _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
-"""Sequences of option letters; the ACT uses the second one in every other question."""
+"""Sequences of option letters. Every other question of the ACT uses the second sequence."""
 
 _ANSWER_AT_END = re.compile(r"\banswers?\s*+[:：]\s*+(\S.*)\Z", re.IGNORECASE)
 _SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
@@ -75,12 +76,12 @@ class Benchmark:
     home: str = ""
     """Alternative source of ``<name>/test.jsonl`` for benchmarks that are not on the hub."""
     fields: Mapping[str, str] | None = None
-    """Maps our fields (``FIELD_NAMES``) to the benchmark's, or None to recognise all fields by name."""
+    """Mapping from a problem's fields (``FIELD_NAMES``) to the benchmark's, or None to recognise all fields by name."""
     verifier: str = OPEN
     """Data source, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are scored
     by ``multiple_choice`` regardless of this field."""
     relative_tolerance: float = 0.0
-    """Relative error up to which a decimal number counts as correct, or 0 to use the verifier's default."""
+    """Maximum relative error of a correct decimal number, or 0 to use the verifier's default."""
     licence: str = "unknown"
     """Published licence, as an SPDX identifier if one exists."""
     language: str = "en"
@@ -110,11 +111,11 @@ class Problem:
     place: str = field(default="", compare=False)
     """File and line of the problem, for error messages."""
     answer_field: str = field(default="answer", compare=False)
-    """Field of the answer, for error messages."""
+    """Name of the answer's field, for error messages."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """Chat to respond to instead of the question, or empty."""
+    """Chat that replaces the question in the prompt, or empty."""
     state: str = ""
-    """State in which its environment begins, as in :class:`PromptRecord`."""
+    """Initial state of the problem's environment, as in :class:`PromptRecord`."""
 
     def record(self, number: int, input_ids: Sequence[int] = (), opens_thought: bool = False) -> PromptRecord:
         """Return the record that environments receive, with the problem's ``number`` and prompt tokens."""
@@ -126,7 +127,7 @@ class Problem:
 def recognise_fields(
     rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str, scored: bool = True
 ) -> dict[str, list[str]]:
-    """Map each of our fields to the matching field names in the rows, in order of precedence; ``mapping`` overrides.
+    """Map each field of a problem to the matching field names in the rows, by precedence. ``mapping`` overrides them.
 
     Raises:
         ConfigError: ``mapping`` names an unknown field, or no field matches the question or the answer. The message
@@ -222,7 +223,7 @@ def read_problem(
 
 
 def inline_options(question: str) -> dict[str, str]:
-    """Return the text by letter of options such as ``A. 1 B. 2`` or ``(A) 1 (B) 2`` at a question's end, if any."""
+    """Return options at the end of a question, such as ``A. 1 B. 2`` or ``(A) 1 (B) 2``, as text keyed by letter."""
     labels = list(_INLINE_LABEL.finditer(question))
     for order in _LABEL_ORDERS:
         # Search backwards from the end, because the question itself can mention a point A.
@@ -256,7 +257,7 @@ def _strip_option(text: str) -> str:
 
 
 def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
-    """Return the first non-empty value, or None; with ``nan_is_gap``, NaN marks a missing number and is skipped."""
+    """Return the first non-empty value, or None. If ``nan_is_gap``, NaN marks a missing number and is skipped."""
     values = [row.get(name) for name in names]
     if nan_is_gap:
         values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
@@ -264,7 +265,7 @@ def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these; reject chat messages."""
+    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these. Reject chat messages."""
     for entry in value if isinstance(value, list) else [value]:
         nested = isinstance(entry, Mapping | list)
         infinite = isinstance(entry, float) and not math.isfinite(entry)

@@ -39,7 +39,7 @@ def make_page(
 ) -> str:
     """Return the page's HTML, at most ``max_bytes`` long unless statistics, verdicts and questions alone exceed it.
 
-    The other arguments are those of ``write_results``.
+    See ``write_results`` for the other arguments.
     """
     runs, prompts = _gather(summary, results)
     legend = (printable(about), LEGEND, printable(baseline_sentence(summary)), definitions(summary))
@@ -59,7 +59,7 @@ def make_page(
 
 
 def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str], list[PromptSamples]]:
-    """Return the names of the runs, and every problem with its samples by run and step."""
+    """Return the names of the runs, and all problems with their samples keyed by run and step."""
     labels = row_labels(results)
     # A run that was evaluated at two temperatures is listed as two runs.
     names = [result.run + label.removeprefix(result.label) for result, label in zip(results, labels, strict=True)]
@@ -113,7 +113,7 @@ def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _row(benchmark: str, label: str, row: Mapping[str, Any], summary: Summary) -> dict[str, Any]:
-    """Return the statistics of one run on one benchmark; the benchmark index -1 stands for the average."""
+    """Return the statistics of one run on one benchmark. The benchmark index -1 denotes the average."""
 
     def estimates(name: str, *ends: str) -> list[list[Any]]:
         """Return k, the value and its interval for every k at which the row has this statistic."""

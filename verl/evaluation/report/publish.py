@@ -25,8 +25,8 @@ COLUMNS_OF_LOGS = 140
 
 
 Figures = tuple[str, int, str, str, Mapping[str, float]]
-"""Statistics of a checkpoint on a benchmark: run, step, label suffix, benchmark and values by name. The suffix is such
-as `` T=0.6`` if the checkpoint was evaluated at several temperatures, otherwise empty."""
+"""Statistics of a checkpoint on a benchmark: run, step, label suffix, benchmark and values by name. The suffix, such as
+`` T=0.6``, is empty if the checkpoint was evaluated at a single temperature."""
 
 
 def publish(
@@ -68,8 +68,8 @@ def write_results(
     """Write all results to ``folder`` and return their statistics.
 
     The files are ``results.md``, ``results.csv``, ``index.html`` and, for each result, ``results.json`` and
-    ``samples.parquet``. They replace the files of an earlier evaluation and depend only on the arguments. ``about``
-    says how the responses were sampled, and ``pages`` has the relative URL of each run's own page.
+    ``samples.parquet``. The files replace those of an earlier evaluation and depend only on the arguments. ``about``
+    describes how the responses were sampled, and ``pages`` contains the name and relative page URL of each run.
     """
     summary = summarise(results, compare_to, seed)
     folder.mkdir(parents=True, exist_ok=True)

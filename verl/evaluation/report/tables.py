@@ -39,7 +39,7 @@ REPETITION = (
 
 
 def definitions(summary: Summary) -> str:
-    """Return the definitions of the figures in the tables."""
+    """Return the definitions of the statistics in the tables."""
     return " ".join([*(DEFINITIONS[name] for name in summary.figures), REPETITION])
 
 
@@ -52,12 +52,12 @@ def markdown_table(cells: pd.DataFrame) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape ``text`` for use in a table cell; control characters and line breaks become spaces."""
+    """Escape ``text`` for use in a table cell. Control characters and line breaks become spaces."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def terminal_table(title: str, cells: pd.DataFrame) -> Table:
-    """Return a table that fits in 80 columns unless names are unusually long; long names are wrapped."""
+    """Return a table that fits in 80 columns unless names are unusually long. Long names are wrapped."""
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in cells.index.names:
         shown.add_column(name, overflow="fold")
@@ -130,14 +130,14 @@ def _metric_table(summary: Summary) -> pd.DataFrame:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """Return the values of k for the overview: 1, and the value that is most often the largest k of a row."""
+    """Return the values of k for the overview: 1, and the most common value among the largest k of each row."""
     known = summary.table[[f"pass@{k}" for k in summary.ks]].notna()
     largest = [ks[-1] for row in known.to_numpy() if (ks := [k for k, has in zip(summary.ks, row, strict=True) if has])]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
 
 
 def sampling_text(config: EvaluationConfig, targets: Collection[Target]) -> str:
-    """Return how responses were sampled: ``temperature 0.6, top_p 0.95, n=4, at most 128 tokens, template chat``."""
+    """Describe the sampling options, as in ``temperature 0.6, top_p 0.95, n=4, at most 128 tokens, template chat``."""
     heat = ["greedy" if value == 0 else f"temperature {value:g}" for value in config.temperatures]
     lengths = " or ".join(dict.fromkeys(str(target.max_response_length) for target in targets))
     templates = " or ".join(dict.fromkeys(target.template for target in targets))
@@ -158,7 +158,7 @@ def baseline_sentence(summary: Summary) -> str:
 def markdown(
     summary: Summary, title: str = "Evaluation", about: str = "", pages: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """Return the text of ``results.md``. The arguments are those of ``write_results``."""
+    """Return the text of ``results.md``. See ``write_results`` for the arguments."""
     parts = [f"# {printable(title)}"]
     links = [f"[page of {escape_markdown(run)}]({href})" for run, href in pages]
     if about:
@@ -184,7 +184,7 @@ def markdown(
 
 
 def csv_text(summary: Summary) -> str:
-    """Return the text of ``results.csv``: a line per run and benchmark, rates in [0, 1], undefined values empty."""
+    """Return ``results.csv``, with a line per run and benchmark, rates in [0, 1], and empty cells if undefined."""
     words = {f"difference@{k}_outside_noise": {True: "true", False: "false"} for k in summary.ks}
     table = summary.table.assign(**{name: summary.table[name].map(word) for name, word in words.items()})
     return str(table.to_csv(float_format="%.6g", lineterminator="\n"))
@@ -193,7 +193,7 @@ def csv_text(summary: Summary) -> str:
 def overview_table(summary: Summary) -> pd.DataFrame:
     """Return the table for the terminal.
 
-    Its columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
+    The columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
     length, and the share of truncated responses.
     """
     table, ks = summary.table, comparison_ks(summary)

@@ -1,1 +1,1 @@
-"""Agents that somebody else wrote: a chat completions endpoint over the policy, and what it records."""
+"""Third-party agents: a chat completions endpoint for the policy, and the sessions that it records."""

@@ -1,7 +1,7 @@
-"""HTTP server in a thread of the driver, at which agents find the policy.
+"""HTTP server through which agents reach the policy. The server runs in a thread of the driver.
 
-Every session has an address of its own with a secret in its path; nothing else answers. Requests become events, which
-the thread that samples reads, and wait for its reply.
+Every session has a separate address with a secret in its path; no other address answers. Requests become events for the
+sampling thread and wait for its reply.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MAX_BODY_BYTES = 8 << 20
 """Maximum size of a request's body."""
 
 BODY_TIMEOUT_S = 30.0
-"""Maximum seconds in which the body of a request must arrive."""
+"""Maximum number of seconds for receiving the body of a request."""
 
 MAX_PENDING = 64
 """Maximum number of requests of one session that wait for a reply."""
@@ -34,29 +34,29 @@ MAX_PENDING = 64
 
 @dataclass(frozen=True)
 class Asked:
-    """Event: a session asks for a turn."""
+    """Event that signals a session's request for a turn."""
 
     session: int
     request: ChatRequest
     reply: Future[dict[str, Any]]
-    """Place for the completion, or for a ``ProtocolError``; filled once, by any thread."""
+    """Future that receives the completion or a ``ProtocolError``, once, from any thread."""
 
 
 @dataclass(frozen=True)
 class Began:
-    """Event: an agent runs."""
+    """Event that signals the start of an agent."""
 
     session: int
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Event: an agent has ended, or its process has."""
+    """Event that signals the end of an agent or its process."""
 
     session: int
     reward: float = 0.0
     failure: str = ""
-    """Why the agent failed, or an empty string if it returned."""
+    """Reason for the agent's failure, or an empty string if it returned."""
 
 
 Event = Asked | Began | Ended
@@ -72,13 +72,13 @@ class Endpoint:
     def __init__(self, address: str) -> None:
         self.address = address
         self.events = SimpleQueue[Event]()
-        """Events that were not read yet."""
+        """Events that have not been read yet."""
         self._sessions: dict[str, int] = {}
-        """Numbers of the open sessions by their secret."""
+        """Numbers of the open sessions, keyed by the secrets in their addresses."""
         self._pending = Counter[int]()
         """Number of requests of each session that wait for a reply."""
         self._over = set[int]()
-        """Numbers of sessions that have been closed and whose processes may still run."""
+        """Numbers of closed sessions whose processes may still be running."""
         self._control = secrets.token_urlsafe(24)
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="agent-endpoint", daemon=True)
@@ -92,17 +92,17 @@ class Endpoint:
 
     @property
     def origin(self) -> str:
-        """Beginning of all addresses."""
+        """Common prefix of all addresses."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}"
 
     @property
     def control_url(self) -> str:
-        """Address to which the processes of agents report."""
+        """Address to which agent processes report."""
         return f"{self.origin}/{self._control}"
 
     def open(self, numbers: list[int]) -> dict[int, str]:
-        """Open sessions and return the base URL of each; the addresses and events of earlier ones are gone."""
+        """Open sessions and return the base URL of each. Addresses and events of earlier sessions are discarded."""
         self.events, self._control, self._pending = SimpleQueue(), secrets.token_urlsafe(24), Counter()
         self._keys = {number: secrets.token_urlsafe(24) for number in numbers}
         self._over.clear()
@@ -110,7 +110,7 @@ class Endpoint:
         return {number: f"{self.origin}/{key}/v1" for number, key in self._keys.items()}
 
     def close_session(self, number: int) -> None:
-        """Close a session: its address no longer answers, and its process is told to stop."""
+        """Close a session, so that its address no longer answers and its process is told to stop."""
         self._over.add(number)
         self._sessions.pop(self._keys[number], None)
 
@@ -148,7 +148,7 @@ class Endpoint:
         return await _json(request)
 
     async def _turn(self, session: int, asked: ChatRequest) -> dict[str, Any]:
-        """Wait for the turn that a session asks for, and return it as a chat completion."""
+        """Wait for the turn that a session requests, and return it as a chat completion."""
         if self._pending[session] >= MAX_PENDING:
             raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
         reply = Future[dict[str, Any]]()
@@ -183,7 +183,7 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Take the beginnings and ends of sessions from a process, and return the sessions that it shall stop."""
+        """Receive a process's reports of started and ended sessions, and return the sessions that it must stop."""
         if not secrets.compare_digest(request.match_info["key"], self._control):
             raise web.HTTPNotFound
         for session, reward, failure in await _json(request):
@@ -193,7 +193,7 @@ class Endpoint:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a ``ProtocolError`` in the protocol's form."""
+    """Convert a ``ProtocolError`` to a response in the protocol's error format."""
     try:
         return await handler(request)
     except ProtocolError as error:

@@ -1,7 +1,7 @@
-"""Runs agents in processes of their own: coroutines, functions in threads, or commands.
+"""Runs agents in separate processes, as coroutines, functions in threads, or commands.
 
-Each process plays a share of the sessions. It reports their ends to the endpoint, which answers with the sessions that
-it has closed in the meantime, because of a time limit for example; these are cancelled or killed.
+Each process runs a share of the sessions and reports to the endpoint when they end. The endpoint answers with the
+sessions that it has closed in the meantime, for example because of a time limit, and the process cancels or kills them.
 """
 
 import asyncio
@@ -36,26 +36,26 @@ from verl.utils.user_code import check_signature, load_code
 FIELD = "rollout.multi_turn.agent"
 
 EXCHANGE_S = 0.1
-"""Seconds between two reports of a process, unless a session ends earlier."""
+"""Maximum seconds between two reports of a process, which also reports when a session starts or ends."""
 
 STOP_S = 5.0
-"""Seconds that a cancelled session has to end before its process is replaced."""
+"""Seconds within which a cancelled session must end before its process is replaced."""
 
 NEVER_S = 30 * 86400.0
-"""Time limit of a process's share of sessions; each session has a limit of its own, which the driver watches."""
+"""Time limit for a process's share of sessions. The driver enforces a separate limit for each session."""
 
 MAX_OUTPUT_BYTES = 1 << 16
-"""Number of bytes at the end of a command's output in which its reward is looked for."""
+"""Number of bytes at the end of a command's output that are searched for its reward."""
 
 THREADS_PER_SESSION = 4
 """Number of threads that a session may use through ``asyncio.to_thread``; a command needs three."""
 
 Report = tuple[int, float | None, str]
-"""Number of a session with its reward and failure, or with None when it begins."""
+"""Number, reward (None when the session starts) and failure of a session."""
 
 
 class Share(NamedTuple):
-    """Sessions that one process plays."""
+    """Sessions that one process runs."""
 
     control_url: str
     sessions: list[tuple[int, PromptRecord, str]]
@@ -65,10 +65,10 @@ class Share(NamedTuple):
 
 
 def load_agent(options: AgentConfig) -> Any:
-    """Load the function ``path`` or return the words of ``command``.
+    """Load the agent function at ``path``, or return the words of ``command``.
 
     Raises:
-        ConfigError: If it cannot be loaded, or does not take ``(record, base_url, api_key)``.
+        ConfigError: If it cannot be loaded, or does not accept ``(record, base_url, api_key)``.
     """
     if options.command is not None:
         return shlex.split(options.command)
@@ -79,7 +79,7 @@ def load_agent(options: AgentConfig) -> Any:
 
 
 class AgentPool(KillablePool):
-    """Processes that run agents, and the endpoint that their requests reach."""
+    """Pool of processes that run agents, with the endpoint that serves their requests."""
 
     role = "user"
 
@@ -88,7 +88,7 @@ class AgentPool(KillablePool):
 
         Args:
             busy_cores: Number of this machine's cores that other work occupies.
-            log: File that gets what agents print, or None to leave it on standard output.
+            log: File that receives the output of agents, or None to leave it on standard output.
         """
         self.options = options
         num_processes = options.num_workers or spare_cores(busy_cores)
@@ -116,7 +116,7 @@ class AgentPool(KillablePool):
         self.close()
 
     def play(self, records: Sequence[PromptRecord]) -> list[list[int]]:
-        """Start a session for each record, and return the sessions of each process in the order in which they start."""
+        """Start a session for each record, and return the sessions of each process in the order of their start."""
         numbers = list(range(len(records)))
         urls = self.endpoint.open(numbers)
         size = math.ceil(len(records) / self.num_processes)
@@ -127,7 +127,7 @@ class AgentPool(KillablePool):
         return shares
 
     def _play(self, shares: list[Share], events: SimpleQueue[Event]) -> None:
-        """Play shares; the sessions of one whose process is lost end at once."""
+        """Run the shares. If a process is lost, its sessions end immediately."""
 
         def lost(index: int, error: BaseException) -> None:
             reason = failure_reason(error) or f"{type(error).__name__}: {error}"
@@ -150,7 +150,7 @@ _AGENT: list[tuple[Any, AgentConfig]] = []
 _LOOP: list[asyncio.AbstractEventLoop] = []
 
 _THREADS: list[threading.Thread] = []
-"""Threads in which functions run that are no coroutines."""
+"""Threads for agent functions that are not coroutines."""
 
 
 def _prepare(options: AgentConfig, log: Path | None) -> None:
@@ -177,10 +177,10 @@ def _play_share(share: Share) -> None:
             tasks[number].cancel()
             deadlines[number] = time.monotonic() + STOP_S
         left = left - closed - {number for number, reward, _ in new if reward is not None}
-        # A session that was closed may block the loop; only a new process is rid of it.
+        # A closed session may block the loop, and only a new process can get rid of it.
         if any(number in running and time.monotonic() > deadline for number, deadline in deadlines.items()):
             os._exit(1)
-    # It may also hold its thread.
+    # A closed session may also block its thread.
     deadline = time.monotonic() + STOP_S
     while running or any(thread.is_alive() for thread in _THREADS):
         if time.monotonic() > deadline:
@@ -190,16 +190,16 @@ def _play_share(share: Share) -> None:
 
 
 def _event_loop(at_once: int) -> asyncio.AbstractEventLoop:
-    """Return the loop of this process's agents, which outlives their sessions, as clients in a user's module may."""
+    """Return this process's event loop, which outlives sessions because clients in a user's module may outlive them."""
     if not _LOOP:
         _LOOP.append(start_loop())
-        # With asyncio's own few threads, agents that use them would wait for each other, and the run for all.
+        # With asyncio's few default threads, agents that use threads would wait for each other and block the run.
         _LOOP[0].set_default_executor(ThreadPoolExecutor(THREADS_PER_SESSION * at_once))
     return _LOOP[0]
 
 
 def _report(url: str, reports: list[Report]) -> set[int] | None:
-    """Report beginnings and ends of sessions, and return the sessions to stop, or None for all."""
+    """Report started and ended sessions, and return the sessions to stop, or None to stop all."""
     body, headers = json.dumps(reports).encode(), {"Content-Type": "application/json"}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as reply:
@@ -232,7 +232,7 @@ async def _play_session(
 
 
 async def _outcome(record: PromptRecord, url: str) -> float:
-    """Run the agent once and return its reward, 0 if it has none."""
+    """Run the agent once and return its reward, or 0 if it returns None."""
     ((agent, options),) = _AGENT
     api_key = url.rsplit("/", 2)[-2]
     if options.command is not None:
@@ -250,7 +250,7 @@ async def _outcome(record: PromptRecord, url: str) -> float:
 
 
 async def _in_thread(call: partial[Any]) -> Any:
-    """Call a function in a daemon thread; unlike executors' threads, one that hangs keeps no process alive."""
+    """Call a function in a daemon thread, which, unlike executor threads, cannot keep the process alive."""
     future = Future[Any]()
     future.set_running_or_notify_cancel()  # a session that is cancelled does not wait for it
 
@@ -267,7 +267,7 @@ async def _in_thread(call: partial[Any]) -> Any:
 
 
 async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:
-    """Run a command with the record on its standard input, and return the reward in its last line, if it has one."""
+    """Run a command with the record on its standard input, and return the reward in its last line, or None."""
     loop = asyncio.get_running_loop()
     process = subprocess.Popen(
         words,
@@ -281,7 +281,7 @@ async def _run_command(words: list[str], record: PromptRecord, url: str, api_key
     try:
         code = await loop.run_in_executor(None, process.wait)
     finally:
-        # Its children may hold the output open, and outlive it.
+        # Its child processes may keep the output open and outlive it.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):

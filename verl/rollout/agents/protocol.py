@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: requests of agents as the trainer reads them, and the replies that clients expect."""
+"""OpenAI's chat completions protocol: parsing of agents' requests, and replies in the format of OpenAI's API."""
 
 import json
 import time
@@ -9,17 +9,17 @@ from typing import Any
 from verl.rollout.environments.tools import DEEPEST, Call, nests, read_arguments
 
 Message = dict[str, Any]
-"""Message with ``role``, ``content`` as text and, if it has any, ``tool_calls`` with their arguments as a mapping."""
+"""Message with ``role``, ``content`` as text, and optionally ``tool_calls`` whose arguments are mappings."""
 
 MODEL = "policy"
 """Name of the policy in replies; the name in requests is ignored."""
 
 IGNORED = ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p")
-"""Fields of a request that the run's own sampling options replace."""
+"""Request fields that the run's sampling options override."""
 
 
 class ProtocolError(Exception):
-    """Reply of the protocol other than a completion.
+    """Error reply of the protocol.
 
     Args:
         status: HTTP status.
@@ -43,21 +43,21 @@ class ChatRequest:
     messages: list[Message]
     tools: list[dict[str, Any]]
     max_tokens: int | None
-    """Maximum number of tokens of this turn, or None for as many as the response may have."""
+    """Maximum number of tokens of this turn, or None to allow the remaining response length."""
     stop: list[str]
     stream: bool
     include_usage: bool
-    """Whether the last event of a stream has the ``usage``."""
+    """Whether the last event of a stream contains the ``usage``."""
     logprobs: bool
     ignored: tuple[str, ...]
-    """Names of fields in which the request differs from what it gets, because the run's options apply."""
+    """Names of the request's fields that are ignored because the run's options apply."""
 
 
 def read_request(body: Any) -> ChatRequest:
-    """Return the request in a JSON body.
+    """Parse and validate the JSON body of a request.
 
     Raises:
-        ProtocolError: If the request is malformed, or asks for a distribution that the trainer does not have.
+        ProtocolError: If the request is malformed, or requires a distribution that the trainer does not sample from.
     """
     _expect(
         isinstance(body, dict) and not nests(body, DEEPEST), "the body", f"a JSON object of {DEEPEST} levels at most"
@@ -118,7 +118,7 @@ def _message(message: Any) -> Message:
     if calls := message.get("tool_calls"):
         _expect(isinstance(calls, list), "tool_calls", "a list")
         read["tool_calls"] = [_call(call) for call in calls]
-    # The template may show which tool a message is from; ids are ours and say nothing to the policy.
+    # Keep the tool's name, which the template may show, but not call ids, which mean nothing to the policy.
     if isinstance(message.get("name"), str):
         read["name"] = message["name"]
     return read
@@ -146,9 +146,9 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def same_message(ours: Message, theirs: Message) -> bool:
-    """Return whether two messages say the same; clients may strip text, and drop fields that they do not know.
+    """Return whether two messages are equivalent. Clients may strip text and drop fields that they do not know.
 
-    ``whole`` in our message is its text with the stop string that ended it, which some clients put back.
+    ``whole`` in ``ours`` is its text including the stop string that ended it, which some clients restore.
     """
     forms = [ours, ours | {"content": ours["whole"]}] if "whole" in ours else [ours]
     return _identity(theirs) in map(_identity, forms)
@@ -163,7 +163,7 @@ def _identity(message: Message) -> tuple[Any, ...]:
 
 
 def assistant_message(content: str, calls: Sequence[Call]) -> Message:
-    """Return a turn of the policy as a message."""
+    """Return a policy turn as an assistant message."""
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [
@@ -182,8 +182,8 @@ def completion(
     """Return the body of a chat completion.
 
     Args:
-        identity: Unique name of the reply within its session, from which ids follow.
-        finish_reason: ``stop`` or ``length``; a message with calls has ``tool_calls``.
+        identity: Unique name of the reply within its session, from which ids are derived.
+        finish_reason: ``stop`` or ``length``. For a message with tool calls, ``stop`` becomes ``tool_calls``.
         num_tokens: Number of tokens of the prompt and of the completion.
         logprobs: Text and log-probability of each token in nats, or None if the request does not ask for them.
     """
@@ -222,7 +222,7 @@ def _as_text(arguments: Any) -> str:
 
 
 def stream_events(whole: Mapping[str, Any], include_usage: bool) -> list[str]:
-    """Return a completion as the data of server-sent events: one with everything, the end, and ``[DONE]``."""
+    """Return a completion as server-sent event data: the whole message, the end, and ``[DONE]``."""
     choice = whole["choices"][0]
     delta = {name: value for name, value in choice["message"].items() if name != "refusal"}
     if "tool_calls" in delta:

@@ -1,4 +1,4 @@
-"""OpenAI's responses, which openai-agents uses by default, in terms of chat completions."""
+"""Conversion between OpenAI's responses API, the default of openai-agents, and chat completions."""
 
 import time
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from verl.rollout.agents.protocol import MODEL, ProtocolError
 
 
 def chat_body(body: Any) -> Any:
-    """Return the chat completion that a request of ``/responses`` asks for.
+    """Convert the body of a ``/responses`` request to the body of a chat completion request.
 
     Raises:
-        ProtocolError: If the request needs what only a server with a memory has, or tools that it runs itself.
+        ProtocolError: If the request needs a stateful server, streaming, or tools that the server runs itself.
     """
     if not isinstance(body, Mapping):
         return body
@@ -35,7 +35,7 @@ def chat_body(body: Any) -> Any:
 
 
 def _append(messages: list[Any], item: Any) -> None:
-    """Append an item of the input; calls join the assistant's message before them."""
+    """Append an input item to ``messages``. Tool calls are added to the assistant message before them."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         messages.append({"role": item.get("role"), "content": item.get("content")})
@@ -61,7 +61,7 @@ def _tool(tool: Any) -> Any:
 
 
 def response_body(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a chat completion as the body of a response."""
+    """Convert a chat completion to the body of a response."""
     choice, usage, identity = whole["choices"][0], whole["usage"], whole["id"].removeprefix("chatcmpl-")
     message, cut = choice["message"], choice["finish_reason"] == "length"
     output: list[dict[str, Any]] = []

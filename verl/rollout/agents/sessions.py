@@ -1,8 +1,8 @@
-"""Sessions of agents as conversations of the run's engines.
+"""Agent sessions as conversations that the run's engines sample.
 
-A session is an episode, and a request of it a turn. A request whose messages extend those that a row holds continues
-that row: its tokens stay as they were sampled, and a bridge follows. Any other request opens a further row of the
-episode, because the agent compacted its history, dropped thoughts, or started another one.
+A session is an episode, and each of its requests is a turn. A request whose messages extend those of a row continues
+the row. The row's tokens stay as sampled, followed by a bridge. Any other request opens a further row of the episode,
+because the agent compacted its history, dropped thoughts, or started another history.
 
 Legend: B sessions.
 """
@@ -47,7 +47,7 @@ from verl.utils.background import drain
 from vllm_patches.streams import substream
 
 PATIENCE_S = 60.0
-"""Seconds without an event after which a round begins although agents think, since they may wait for each other."""
+"""Seconds without an event after which sampling continues, because busy agents may be waiting for each other."""
 
 CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls", "malformed", "failures", "timeouts"))
 
@@ -58,15 +58,15 @@ class Row(Conversation):
 
     session: int = field(kw_only=True)
     branch: tuple[int, int] | None = None
-    """Digest of the first messages' tokens and ordinal among rows that begin with them, from which the random stream of
-    a further row follows; None for the first row, which has the stream of the response."""
+    """Digest of the first messages' tokens, and the row's ordinal among rows that begin with them. Digest and ordinal
+    determine the random stream of a further row. None for the first row, which uses the stream of the response."""
     why: str = ""
-    """Why this row was opened (docs/agents.md has the reasons), or an empty string for the first."""
+    """Reason for opening this row (see docs/agents.md), or an empty string for the first row."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     history: list[Message] = field(default_factory=list)
-    """Messages that the tokens hold, the policy's included."""
+    """Messages that are encoded in the row's tokens, including the messages that the policy wrote."""
     asked: Asked | None = None
-    """Request that is being sampled, or None if there is none, or the agent never asked."""
+    """Request that is being sampled, or None."""
     answered: int = -1
     """Ordinal of the row's last turn among all turns of the session."""
 
@@ -81,27 +81,27 @@ class Session:
     rows: list[int] = field(default_factory=list)
     """Places of the session's rows."""
     is_live: bool = False
-    """Whether its agent was started and has not ended."""
+    """Whether the agent has started and not yet ended."""
     has_ended: bool = False
     turns: int = 0
     reward: float = 0.0
     failure: str = ""
-    """Why the agent failed, or an empty string."""
+    """Reason for the agent's failure, or an empty string."""
     timed_out: bool = False
     thinks_since: float | None = None
-    """Time since which the run waits for the agent, or None before its process has reported that it runs."""
+    """Time at which the run began to wait for the agent, or None before its process has reported its start."""
     begun: Counter[int] = field(default_factory=Counter)
-    """Number of further rows by the digest of the tokens with which they begin."""
+    """Number of further rows, keyed by the digest of the tokens that they begin with."""
 
 
 class Sessions:
-    """Conversations of agents in one call of the engines, with the interface of ``Conversations``.
+    """Agent conversations in one call of the engines, with the interface of ``Conversations``.
 
-    Places 0 to B - 1 are the sessions' first rows; further rows have the next ones.
+    Places 0 to B - 1 are the sessions' first rows, and further rows have the places after these.
     """
 
     num_first = 0
-    """Number of requests that engines can have at once: none, before agents have asked."""
+    """Number of requests that engines can receive at the start: 0, because agents have not requested turns yet."""
 
     def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord]) -> None:
         self.setup = setup
@@ -110,12 +110,12 @@ class Sessions:
         self._sessions = [Session(record, []) for record in records]
         self._rows: dict[int, Row] = {}
         self._sampling = set[int]()
-        """Places that engines have or will be sent."""
+        """Places that have been or will be sent to engines."""
         self._next = len(records)
         self._over: list[int] = []
         """Sessions that have ended since the last call of :meth:`over`."""
         self._main: dict[int, int] = {}
-        """Place of the row that stands for each session that is over."""
+        """Place of the row that represents each finished session."""
         for share in shares:
             left = list(share)
             for number in share:
@@ -125,11 +125,11 @@ class Sessions:
 
     @property
     def waiting(self) -> set[int]:
-        """Places that engines do not have."""
+        """Places that are not being sampled."""
         return set(range(self._next)) - self._sampling
 
     def requests(self, requests: ResponseRequests, places: Sequence[int]) -> ResponseRequests:
-        """Return the requests for the turns at ``places``, given those for the B responses."""
+        """Return the requests for the turns at ``places``, given the requests for the B responses."""
         rows = [self._rows[place] for place in places]
         streams = [requests.streams[row.session] for row in rows]
         return replace(
@@ -157,11 +157,11 @@ class Sessions:
             self._finish(row.session)
 
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
-        """Take what agents have asked, and return whether any session is not over.
+        """Accept the turns that agents have requested, and return whether any session is unfinished.
 
         Args:
             queue: Queue to which the places of new turns are added.
-            deterministic: Whether to wait until every agent that was started waits for a turn or has ended.
+            deterministic: Whether to wait until every started agent has requested a turn or ended.
             wait: Whether to wait for at least one request if no agent waits for a turn.
             check: Called every second while waiting; it may raise.
         """
@@ -185,7 +185,7 @@ class Sessions:
                 )
                 break
             check()
-        # In the order of sessions, because places and the assignment to engines would otherwise depend on timing.
+        # Sort by session, because places and the assignment to engines would otherwise depend on timing.
         before = set(self._sampling)
         for event in sorted(asked, key=lambda event: event.session):
             try:
@@ -201,12 +201,12 @@ class Sessions:
         return len(self._main) < len(self._sessions)
 
     def over(self) -> Batch | None:
-        """Return the sessions that have ended since the last call, a row each, or None if there are none.
+        """Return one row for each session that has ended since the last call, or None if there are none.
 
-        A session is represented by the row with its last turn; ``further_rows`` holds the others.
+        A session is represented by the row with its last turn; ``further_rows`` contains its other rows.
 
         Raises:
-            ConfigError: If every agent has failed before it asked for a turn.
+            ConfigError: If every agent has failed before requesting a turn.
         """
         numbers, self._over = self._over, []
         if not numbers:
@@ -233,7 +233,7 @@ class Sessions:
         return rows.fill(further_rows=further, opened_by=[row.why for row in main])
 
     def measured(self, metrics: Batch | None) -> Batch | None:
-        """Return the rank metrics of the rows that stand for sessions, with the session as ``request``."""
+        """Return the rank metrics of the rows that represent sessions, with session numbers as ``request``."""
         if metrics is None:
             return None
         session_of = {place: number for number, place in self._main.items()}
@@ -247,12 +247,12 @@ class Sessions:
             self._sessions[share.pop(0)].is_live = True
 
     def _thinking(self, asked: Sequence[Asked]) -> list[int]:
-        """Return the sessions whose agents run, but wait for no turn."""
+        """Return the sessions whose agents are running and not waiting for a turn."""
         asking = {event.session for event in asked} | {self._rows[place].session for place in self._sampling}
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
     def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
-        """Return what has happened, with ``wait`` up to a second later, and ends of ``thinking`` beyond their limit."""
+        """Return new events and timeouts of ``thinking`` sessions. Wait up to one second for events if ``wait``."""
         limit = self.setup.options.agent.timeout_s
         found = drain(self._events, min(CHECK_S, limit) if wait and thinking else 0.0)
         alive = {event.session for event in found}
@@ -279,12 +279,12 @@ class Sessions:
                 self._start(session.share)
 
     def _finish(self, number: int) -> None:
-        """Note that a session is over if its agent has ended and no turn of it is being sampled."""
+        """Mark a session as finished if its agent has ended and none of its turns is being sampled."""
         session = self._sessions[number]
         if not session.has_ended or number in self._main or self._sampling.intersection(session.rows):
             return
         if not session.rows:
-            # Nothing is learned from such a session; one token keeps its row in every later computation.
+            # Such a session is excluded from training, but one token gives it a row in all later computations.
             self._open(number, number, Row(session.record.input_ids, record=session.record, session=number))
             return
         self._main[number] = max(session.rows, key=lambda place: self._rows[place].answered)
@@ -293,10 +293,10 @@ class Sessions:
     # --- Turns ---
 
     def _accept(self, event: Asked) -> None:
-        """Add the turn that an agent asks for to a row.
+        """Add the turn that an agent requests to a row.
 
         Raises:
-            ProtocolError: If the session has no turn, row or token left, or the template refuses the messages.
+            ProtocolError: If the session has no turn, row or token left, or the template rejects the messages.
         """
         session, request, options = self._sessions[event.session], event.request, self.setup.options
         if session.has_ended:
@@ -367,7 +367,7 @@ class Sessions:
         return place
 
     def _extend(self, row: Row, request: ChatRequest) -> None:
-        """Append the tokens of the messages behind those of a row."""
+        """Append the tokens of the request's new messages to a row."""
         setup = self.setup
         messages = request.messages[len(row.history) :]
         self._check_size(messages, setup.max_response_length)
@@ -411,7 +411,7 @@ class Sessions:
 
 
 def _branched(stream: int, row: Row) -> int:
-    """Return the random stream of a row of a response with ``stream``."""
+    """Return the random stream of ``row``, given the ``stream`` of its response."""
     return stream if row.branch is None else substream(substream(stream, row.branch[0]), row.branch[1])
 
 

@@ -1,7 +1,7 @@
 """Bridges between two policy turns, which render an environment's messages with the chat template.
 
-The history is never re-rendered: the policy reads its own tokens exactly as sampled, followed by a bridge, which is the
-text that a rendered conversation contains after the assistant's turn.
+The history is never re-rendered. The policy reads its own tokens exactly as sampled, followed by a bridge: the text
+that follows the assistant's turn in a rendered conversation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ class Bridges:
         return ids[len(self.head) :]
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Like :meth:`between`, but leave out leading tokens with which ``turn`` already ends."""
+        """Like :meth:`between`, but omit leading tokens that ``turn`` already ends with."""
         bridge = self.between(messages)
         overlap = next((k for k in range(min(len(bridge), len(turn)), 0, -1) if list(turn[-k:]) == bridge[:k]), 0)
         return bridge[overlap:]

@@ -43,10 +43,10 @@ DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_co
 """Columns of a conversation that are not sent to engines."""
 
 CHARS_PER_TOKEN = 64
-"""Characters of a message that are tokenized per token of the remaining budget; few tokens are longer."""
+"""Maximum number of characters to tokenize per token of the remaining budget. Few tokens are longer."""
 
 THE_END = Turn("", [], [], False, ends=True)
-"""Turn for the environment of a conversation that has ended."""
+"""Turn that tells the environment that the conversation has ended."""
 
 CHECK_S = 1.0
 """Maximum seconds between two checks of the run while it waits for environments or agents."""
@@ -57,11 +57,11 @@ SPEAKERS = ("policy", "environment")
 
 @dataclass
 class ConversationSetup:
-    """Setup shared by all of a run's conversations, with environments or with agents."""
+    """Options, tokenizer and processes that all conversations of a run use, with environments or agents."""
 
     options: MultiTurnConfig
     max_prompt_length: int
-    """Maximum number of tokens of the messages with which an agent begins."""
+    """Maximum number of tokens in the first messages of an agent."""
     max_response_length: int
     """Maximum number of tokens of a conversation after its prompt."""
     tokenizer: PreTrainedTokenizerBase
@@ -81,11 +81,11 @@ class ConversationSetup:
         self.schemas = {schema["function"]["name"]: schema for schema in schemas}
         """Schemas of a custom environment's tools, by name."""
         self.note = cache(self.say)
-        """Prints a line once."""
+        """Callable that prints a line unless it has already been printed."""
         self._bridges: dict[str, Bridges | ProgramBridges] = {}
 
     def bridges(self, tools: Sequence[Mapping[str, Any]] = ()) -> Bridges | ProgramBridges:
-        """Return the bridges of conversations with an agent's ``tools``."""
+        """Return the bridges for conversations with an agent's ``tools``."""
         key = json.dumps(tools, sort_keys=True)
         if key not in self._bridges:
             if find_template(self.template).python:
@@ -130,7 +130,7 @@ def check_conversations(
 
 
 def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig) -> dict[str, Any]:
-    """Return the chat template's arguments, including the schemas of the conversations' tools, if any."""
+    """Return the chat template's arguments, with the schemas of the tools if conversations have any."""
     schemas = tool_schemas(options) if options.enable else []
     return dict(chat_arguments) | ({"tools": schemas} if schemas else {})
 
@@ -177,7 +177,7 @@ def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
 
 
 def _counts(saved: list[int]) -> list[int]:
-    """Return the counters of a checkpoint, which may be from a version that had fewer of them."""
+    """Return a checkpoint's counters, with zeros for counters that an earlier version did not have."""
     return [*saved[:-1], *[0] * (len(COUNTS) - len(saved)), saved[-1]]
 
 
@@ -198,7 +198,7 @@ class Conversations:
 
     @property
     def num_first(self) -> int:
-        """Number of requests that engines can have at once."""
+        """Number of requests that engines can receive at the start."""
         return len(self._all)
 
     @property
@@ -212,7 +212,7 @@ class Conversations:
         return replace(chosen, partial=to_batch([self._all[place] for place in places])) if places else chosen
 
     def measured(self, metrics: Batch | None) -> Batch | None:
-        """Return the rank metrics of conversations, given those of their requests."""
+        """Return the rank metrics of conversations, given the metrics of their requests."""
         return metrics
 
     def rows(self, places: Sequence[int]) -> Batch:
@@ -243,7 +243,7 @@ class Conversations:
         self._ask(turns)
 
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
-        """Resume the conversations whose environments have replied, and return whether others are still waiting.
+        """Resume the conversations whose environments have replied, and return whether any are still waiting.
 
         Args:
             queue: Queue to which the indices of resumed conversations are added.
@@ -281,7 +281,7 @@ class Conversations:
         return rows
 
     def _ask(self, turns: Mapping[int, Turn]) -> None:
-        """Submit the environment's step after each of these turns, by conversation index."""
+        """Submit an environment step after each turn in ``turns``, which is keyed by conversation index."""
         steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
         self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
 
@@ -318,7 +318,7 @@ def read_turn(
     stop_strings: Sequence[str],
     schemas: Mapping[str, Mapping[str, Any]],
 ) -> Turn:
-    """Return the last turn of the policy, with the ``calls`` that the engine found in the types of ``schemas``."""
+    """Return the policy's last turn, with the engine's parsed ``calls`` converted to the types in ``schemas``."""
     tokens = conversation.tokens[len(conversation.tokens) - conversation.open_tokens :]
     (text,) = decode_responses([tokens], tokenizer, stop_strings)
     read = [Call(*call) for call in calls["calls"]]
@@ -353,7 +353,7 @@ def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def session_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """Return :func:`conversation_parts`, for agents with their other histories before, each behind its prompt."""
+    """Return :func:`conversation_parts`. For agents, include all histories with their prompts, the row's own last."""
     parts = conversation_parts(batch, tokenizer)
     if "further_rows" not in batch:
         return parts

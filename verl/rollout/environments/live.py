@@ -1,8 +1,8 @@
-"""Environments with TRL's contract: objects whose public methods are tools, with ``reset(**row)`` and ``get_reward()``.
+"""Environments with TRL's interface: objects with tools as public methods, ``reset(**row)`` and ``get_reward()``.
 
-Such an object stays in the process that made it. A conversation holds its row, its seed and its calls with their
-answers, so that another process can make the object again and repeat the calls. Random numbers of ``random`` and numpy
-are seeded before each of them. An answer that differs from the earlier one is logged and counted.
+Such an object stays in the process that created it. A conversation stores the row, the seed, and the calls with their
+answers, so that another process can recreate the object and repeat the calls. ``random`` and numpy are seeded before
+each call. An answer that differs from the original one is logged and counted.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ MOST_LIVE = 64
 """Maximum number of objects that a process keeps between steps; the oldest are dropped first."""
 
 Live = tuple[ToolEnvironment, Any]
-"""The methods of an object as tools, and the object."""
+"""An object's methods as tools, and the object."""
 
 
 class LiveEnvironment:
-    """Environment that runs objects of one class.
+    """Environment backed by objects of one class.
 
     Raises:
-        ConfigError: If no object can be made, or a public method cannot be described to the model.
+        ConfigError: If an object cannot be created, or a public method cannot be described to the model.
     """
 
     def __init__(self, made: type[Any], options: MultiTurnConfig, where: str) -> None:
@@ -42,14 +42,14 @@ class LiveEnvironment:
             raise ConfigError(f"{where}: has no get_reward() for rollout.multi_turn.reward=only; define it or set add")
 
     async def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return the initial state, with the text of ``reset`` and without calls."""
+        """Return the initial state, which contains the text that ``reset`` returned, and no calls."""
         row = {**record.extra_info, "prompt": record.messages}
         seed = record.extra_info.get("seed", record.uid)
         _, text = await self._reset(seed, row)
         return {"seed": seed, "row": row, "text": text, "calls": []}
 
     def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the text of ``reset``, if any, as a message."""
+        """Return the text that ``reset`` returned as a message, or no message if it returned None."""
         return [] if state["text"] is None else [{"role": "user", "content": state["text"]}]
 
     async def step(
@@ -98,7 +98,7 @@ class LiveEnvironment:
         return await live[0].answer(call, None)
 
     async def _repeated(self, state: dict[str, Any]) -> tuple[Live, int]:
-        """Return an object in this state, and the number of answers that differ from those of the first one."""
+        """Return a recreated object in this state, and the number of answers that differ from the original ones."""
         live, text = await self._reset(state["seed"], state["row"])
         differing = [("reset", state["text"], text)]
         for number, (name, arguments, before) in enumerate(state["calls"]):

@@ -1,8 +1,8 @@
 """Runs the environments of conversations in separate processes.
 
 An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
-``async``. Its state consists of JSON values and tensors and is stored with the conversation as JSON, so any process can
-run any step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
+``async``. The state consists of JSON values and tensors and is stored with the conversation, so any process can run any
+step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
 """
 
 import asyncio
@@ -35,17 +35,17 @@ FIELD = "rollout.multi_turn.environment"
 
 COUNTS = ("calls", "malformed", "failures", "timeouts", "replay_differences", "prefilled_tokens")
 """Counters of a conversation: tool calls; turns with an unreadable call; failed calls, and steps that ran out of memory
-or whose process died; calls and steps that exceeded the time limit; answers of an object made again that differ from
-the first; and tokens that engines read without having sampled them, minus cache hits."""
+or whose process died; calls and steps that exceeded the time limit; answers of a recreated object that differ from the
+original ones; and tokens that engines read without having sampled them, minus cache hits."""
 
 ENVIRONMENT_LOG = "environment.log"
-"""Name of the file that gets what tools and environments print."""
+"""Name of the file for the output of tools and environments."""
 
 TOGETHER = 64
-"""Number of ``async`` steps that are retried together if their process had to be killed."""
+"""Number of ``async`` steps that are retried together after their process was killed."""
 
 MARGIN_S = 5.0
-"""Seconds after a step's time limit at which a process with ``async`` steps is killed."""
+"""Seconds between a step's time limit and the killing of its process, if the process runs ``async`` steps."""
 
 EXCHANGE_S = 0.05
 """Maximum seconds to wait for a reply to ``async`` steps before checking for new steps to start."""
@@ -98,7 +98,7 @@ def role_of(environment: Any) -> str:
 
 @contextmanager
 def beginning(options: MultiTurnConfig) -> Iterator[Callable[[list[PromptRecord]], list[PromptRecord]] | None]:
-    """Provide :meth:`EnvironmentPool.begin`, or None if the run has no environment with ``observe``."""
+    """Yield :meth:`EnvironmentPool.begin`, or None if the run has no environment with ``observe``."""
     pool = EnvironmentPool(options) if options.enable and options.environment is not None else None
     if pool is None or not pool.observes:
         yield None
@@ -115,7 +115,7 @@ class EnvironmentPool(KillablePool):
 
         Args:
             busy_cores: Number of this machine's cores that other work occupies.
-            log: File that gets what tools and environments print, or None to leave it on standard output.
+            log: File that receives the output of tools and environments, or None to leave it on standard output.
 
         Raises:
             ConfigError: See :func:`load_environment`.
@@ -125,7 +125,7 @@ class EnvironmentPool(KillablePool):
         self.role, self.observes = role_of(environment), callable(getattr(environment, "observe", None))
         self.is_async = is_async(environment)
         self.settles = isinstance(environment, LiveEnvironment) and environment.gives_reward
-        """Whether the reward is asked for once at the end, however the conversation ends."""
+        """Whether the environment is asked for a reward only once, at the end of the conversation."""
         self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
         """Steps that have not been sent to a process yet."""
         super().__init__(
@@ -163,7 +163,7 @@ class EnvironmentPool(KillablePool):
         """Return the records with the first states and observations of their environments.
 
         Raises:
-            ConfigError: If an environment raises an exception, exceeds a limit or returns no messages.
+            ConfigError: If an environment raises an exception, exceeds a limit or returns malformed messages.
         """
         begun = []
         for record, outcome in zip(
@@ -180,7 +180,7 @@ class EnvironmentPool(KillablePool):
         return begun
 
     def _answer_new(self) -> None:
-        """Answer all steps that have arrived, including during the last call."""
+        """Answer all steps that have arrived since the previous call started."""
         self._answer(drain(self._new))
 
     def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:
@@ -258,7 +258,7 @@ def is_async(environment: Any) -> bool:
 def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
     """Return the reply to an aborted step: ``reason`` as a message for each call, and the state unchanged.
 
-    An environment of the user's that fails before its first state is not asked again, because it would start again.
+    If a custom environment fails before its first state, the conversation ends, because a retry would start over.
     """
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     calls = step.turn.calls[: options.max_parallel_calls] if options.has_tools else []
@@ -276,7 +276,7 @@ _ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
 
 def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
     if log is not None:
-        # What tools print would otherwise stand between the lines of the run's progress.
+        # Otherwise, the output of tools would be mixed with the run's progress lines.
         print_to(log, 1)
     _ENVIRONMENT[:] = [(load_environment(options), options)]
 
@@ -309,7 +309,7 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
 
 
 async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
-    # Calls of tools have time limits of their own; the processes of other steps are killed.
+    # Tool calls have separate time limits. Synchronous steps that take too long are killed with their process.
     limited = is_async(environment) and not isinstance(environment, ToolEnvironment)
     seconds = options.timeout_s if limited else None
     try:
@@ -343,7 +343,7 @@ async def start_state(environment: Any, record: PromptRecord) -> str:
 
 
 async def first_observation(environment: Any, record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
-    """Return the initial state as JSON and its messages; raise ``ConfigError`` for exceptions in user code."""
+    """Return the initial state as JSON, and the first messages. Exceptions in user code raise ``ConfigError``."""
     state, where = await start_state(environment, record), f"{name_of(environment)}: observe(state)"
     with user_code(where):
         messages = await awaited(environment.observe(from_json(json.loads(state))))
@@ -403,7 +403,7 @@ def _number(reward: Any, where: str) -> float:
 
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Return an environment's messages, or none for None; raise ``ConfigError`` if they are malformed."""
+    """Return an environment's messages as a list, empty for None; raise ``ConfigError`` if they are malformed."""
     if not isinstance(messages or [], list | tuple):
         raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
     for message in messages or []:

@@ -16,7 +16,7 @@ from verl.rollout.environments.tools import read_arguments
 FIELD = "rollout.multi_turn.format"
 
 MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "TOOL_CALL_BEGIN", "bot_string", "tc_start")
-"""Attributes in which various parsers store the text that marks the beginning of a call."""
+"""Attributes that store the text that marks the beginning of a call, depending on the parser."""
 
 
 class ToolCallReader:
@@ -49,7 +49,7 @@ class ToolCallReader:
         calls = self._parsed(text)
         if calls or self.mark is None or self.mark not in text:
             return {"calls": calls, "malformed": False}
-        # Most parsers give up all calls for a malformed one, so read each alone.
+        # Most parsers drop all calls if one is malformed, so parse each call separately.
         each = [self._parsed(self.mark + part) or _plain_call(part) for part in text.split(self.mark)[1:]]
         return {"calls": [call for calls in each for call in calls], "malformed": not all(each)}
 

@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
     name: str
     arguments: Any
-    """Arguments parsed from the model's JSON: a mapping, or a text if the model wrote anything else."""
+    """Arguments parsed from the model's JSON: a mapping, or a string if the model wrote anything else."""
 
 
 class Turn(NamedTuple):
@@ -88,7 +88,7 @@ Tool = FunctionTool | VerlTool
 
 
 def text_of(value: Any) -> str:
-    """Return a tool's result as text: text and the text of veRL's responses unchanged, other values as JSON."""
+    """Return a tool's result as text: strings and the text of veRL's responses unchanged, other values as JSON."""
     if isinstance(value, Fields):
         value = value.text or ""
     if isinstance(value, str):
@@ -100,7 +100,7 @@ def text_of(value: Any) -> str:
 
 
 def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
-    """Load the tools by name; raise ``ConfigError`` if loading fails or two have the same name."""
+    """Load the tools by name; raise ``ConfigError`` if loading fails or two tools have the same name."""
     tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
     if options.tool_config_path is not None:
         tools += verl_tools(options.tool_config_path)
@@ -116,7 +116,7 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
 
 
 def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
-    """Return the schemas of the tools that the prompt describes; those of an environment are its class's ``tools``.
+    """Return the schemas of the tools in the prompt. A custom environment lists them in its class attribute ``tools``.
 
     Raises:
         ConfigError: If the tools or the environment cannot be loaded, or an entry is neither a function nor a schema.
@@ -139,21 +139,24 @@ def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
 
 def checked_schema(schema: Any, where: str) -> dict[str, Any]:
     """Return a tool's schema, or raise ``ConfigError`` if it is not in OpenAI's form."""
-    function = schema.get("function") if isinstance(schema, dict) else None
-    if isinstance(function, dict) and isinstance(function.get("name"), str):
+    if isinstance(schema, dict) and isinstance(function := schema.get("function"), dict):
         parameters = function.get("parameters") or {}
-        if isinstance(parameters, dict) and isinstance(parameters.get("properties") or {}, dict):
-            return dict(schema)
+        if (
+            isinstance(function.get("name"), str)
+            and isinstance(parameters, dict)
+            and isinstance(parameters.get("properties") or {}, dict)
+        ):
+            return schema
     raise ConfigError(f"{where}: {schema!r:.200}; expected functions, or schemas in OpenAI's form")
 
 
 def is_live(made: Any) -> bool:
-    """Return whether this is a class with TRL's contract: ``reset``, and methods as tools."""
+    """Return whether ``made`` is a class with TRL's interface: ``reset``, and methods as tools."""
     return isinstance(made, type) and callable(getattr(made, "reset", None)) and not hasattr(made, "start")
 
 
 def methods_as_tools(live: Any, where: str) -> dict[str, Tool]:
-    """Return the public methods of an object with TRL's contract by name.
+    """Return the public methods of an object with TRL's interface as tools, by name.
 
     Raises:
         ConfigError: If a method has no annotations or no docstring.
@@ -171,7 +174,7 @@ async def awaited(value: Any) -> Any:
 
 
 class ToolEnvironment:
-    """Environment that runs up to ``max_parallel_calls`` calls per turn and ends the conversation if there are none."""
+    """Environment that runs up to ``max_parallel_calls`` calls per turn and ends the conversation without calls."""
 
     def __init__(self, tools: Mapping[str, Tool], options: MultiTurnConfig) -> None:
         self.tools, self.options = tools, options
@@ -268,11 +271,10 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 
 
 def read_arguments(written: Any) -> Any:
-    """Return arguments as a mapping if they are one in JSON, or JSON in a JSON text as OpenAI's interface sends it.
+    """Return arguments as a mapping if they are a JSON object, or a JSON string with one, as in OpenAI's API.
 
-    Null stands for no arguments.
-
-    Other arguments, and those that nest more than ``DEEPEST`` levels deep, are returned as text.
+    Null becomes an empty mapping. Other arguments, and any nested more than ``DEEPEST`` levels deep, are returned as
+    text.
     """
     value = written
     for _ in range(2):
@@ -286,7 +288,7 @@ def read_arguments(written: Any) -> Any:
 
 
 def nests(value: Any, levels: int) -> bool:
-    """Return whether JSON values nest more than this many levels deep."""
+    """Return whether a JSON value is nested more than ``levels`` levels deep."""
     layer = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         layer = [

@@ -19,7 +19,7 @@ from verl.rollout.partial import PartialResponse
 
 
 class Turns:
-    """Turns of one engine's conversations. Their states are kept on the CPU, or are None on workers that keep none."""
+    """Turns of an engine's conversations. Hidden states are kept on the CPU, or are None on workers without states."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Turns:
         return request_id in self._held
 
     def keep(self, request_id: str, before: PartialResponse, num_read: int, states: Tensor | None) -> None:
-        """Store the ``states [n, L, D]`` of a finished turn, or of all turns if their tokens were read again.
+        """Store the ``states [n, L, D]`` of a finished turn, or of all turns if their tokens were recomputed.
 
         Args:
             before: Response without the tokens sampled by this request.
@@ -77,12 +77,12 @@ class Turns:
         self._held[request_id] = ([*known, states], sizes)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop the states of these requests, because their tokens will be read again with newer weights."""
+        """Drop the states of these requests, because they will be recomputed with newer weights."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return the calls in a turn (:meth:`ToolCallReader.read`), the ``mark`` of a call, and why none is read."""
+        """Return a turn's calls (:meth:`ToolCallReader.read`), a call's ``mark``, and why calls are ``unsupported``."""
         if self.reader is None:
             return {"calls": [], "malformed": False, "mark": None, "unsupported": self.unsupported}
         return self.reader.read(tokens) | {"mark": self.reader.mark, "unsupported": ""}

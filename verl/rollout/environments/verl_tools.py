@@ -1,9 +1,10 @@
 """veRL's tools: classes in a YAML file (``rollout.multi_turn.tool_config_path``) and ``@function_tool`` functions.
 
-Classes are created with ``(config, tool_schema)``. As in veRL, each call uses a separate instance: ``async create(
-create_kwargs=...)``, ``execute(instance_id, parameters, agent_data=...)``, which returns a response, a reward and
-metrics, and ``release(instance_id)``; rewards do not affect the score. Stubs replace the veRL modules that these files
-import. Classes in ``verl.tools`` are loaded from the veRL checkout that contains the file or the working directory.
+The constructor of each class receives ``config`` and ``tool_schema``. As in veRL, each call to a tool creates an
+instance with ``async create(create_kwargs=...)``, awaits ``execute(instance_id, parameters, agent_data=...)``, and then
+awaits ``release(instance_id)``. ``execute`` returns a response, a reward and metrics. The reward does not affect the
+score. Stubs replace the veRL modules that these files import. Classes in ``verl.tools`` are loaded from the veRL
+checkout that contains the file or the working directory.
 """
 
 import inspect
@@ -34,7 +35,7 @@ class VerlTool:
     is_async = True
 
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
-        """Wrap an instance of a veRL tool class, whose tool has this schema."""
+        """Wrap an instance of a veRL tool class and the schema of its tool."""
         self.tool, self.schema = tool, schema
         parameters = inspect.signature(tool.execute).parameters
         takes_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -79,7 +80,7 @@ def agent_data(
 
 
 def verl_tools(path: str) -> Iterator[VerlTool]:
-    """Yield the tools of the YAML file at ``path``; a class without ``tool_schema`` there describes its tool itself.
+    """Yield the tools in the YAML file at ``path``. A class that is listed without ``tool_schema`` provides the schema.
 
     Raises:
         ConfigError: If the file cannot be read, or a class cannot be loaded or created.
@@ -114,7 +115,7 @@ def function_tools(path: str) -> list[Callable[..., Any]]:
     """Return the functions that the file at ``path`` decorates with veRL's ``@function_tool``, in order.
 
     Raises:
-        ConfigError: If the file cannot be imported or has none.
+        ConfigError: If the file cannot be imported or has no such function.
     """
     install_stubs(Path(find_path(path)))
     found = vars(load_module(path, f"{FUNCTION_FIELD}={path!r}")).values()

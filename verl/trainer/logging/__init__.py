@@ -1,1 +1,1 @@
-"""Computes training metrics of rollouts, time, speed and memory, and records profiler traces."""
+"""Training metrics for rollouts, timing, throughput and memory, and profiler traces."""

@@ -23,13 +23,13 @@ from verl.verifiers.answers import vote_key
 from verl.verifiers.verdict import Verdict
 
 MAX_SOURCES = 16
-"""Maximum number of data sources with separate metrics; each adds a few dozen."""
+"""Maximum number of data sources with separate metrics. Each source adds a few dozen metrics."""
 
 # --- Lengths and rank metrics ---
 
 
 def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
-    """Return prompt and response lengths in tokens.
+    """Return metrics of prompt and response lengths in tokens.
 
     ``prompt_length/clip_ratio`` is the fraction of prompts with ``data.max_prompt_length`` tokens, and
     ``response_length/clip_ratio`` is the fraction of responses truncated at ``data.max_response_length``.
@@ -44,7 +44,7 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
-    """Return metrics of conversations: numbers of turns, environment tokens and rewards, and tool call counts."""
+    """Return metrics for conversations: turns, environment tokens, environment rewards, and tool calls."""
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths
@@ -68,7 +68,7 @@ def turn_metrics(batch: Batch) -> dict[str, float]:
 def response_metrics(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Return rank metrics and the number and lengths of correct and incorrect responses.
+    """Return rank metrics, and the numbers and lengths of correct and incorrect responses.
 
     If a subset has no responses, its metrics are omitted, whereas the paper's release logs a length of 0.
     """
@@ -101,7 +101,7 @@ def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[st
 
 
 def turn_scalars(batch: Batch) -> dict[str, float]:
-    """Return the mean of each rank metric in each turn and its mean change from the previous turn.
+    """Return the mean of each rank metric per turn, and its mean change since the previous turn.
 
     Names look like ``cal/turn_2/layer_1/Effective Rank/{mean,change}``.
     """
@@ -139,10 +139,10 @@ def dataset_scalars(
 
 
 def filtered_length_metrics(batch: Batch, max_length: int) -> dict[str, float]:
-    """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses to learn from.
+    """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses that the policy trains on.
 
-    If ``trainer.remove_clip`` is set, ``learn_mask`` leaves out truncated responses, which are excluded here; the
-    paper's release counts them as length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
+    With ``trainer.remove_clip``, truncated responses are masked out and not counted, whereas the paper's release counts
+    their length as 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
     """
     lengths = sums_within(batch.learn_mask.long(), batch.response_lengths)
     lengths = lengths[lengths > 0]
@@ -155,11 +155,11 @@ def filtered_length_metrics(batch: Batch, max_length: int) -> dict[str, float]:
 def learning_metrics(
     of_responses: Mapping[str, Tensor], of_tokens: Mapping[str, Tensor], learn_mask: Tensor
 ) -> dict[str, float]:
-    """Return the mean, max and min of rewards, advantages and values under veRL's names, ``critic/...``.
+    """Return the mean, max and min of rewards, advantages and values, named ``critic/...`` as in veRL.
 
     Args:
         of_responses: Values per response, [B] by name.
-        of_tokens: Values per token, [B, R] by name. With ``values``, ``critic/vf_explained_var`` is returned too.
+        of_tokens: Values per token, [B, R] by name. ``values`` also yield ``critic/vf_explained_var``.
         learn_mask: Mask of the tokens to include, [B, R] bool.
     """
     learned = {name: values[learn_mask] for name, values in of_tokens.items()}
@@ -175,10 +175,10 @@ def learning_metrics(
 
 
 def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: float = 0.0) -> dict[str, float]:
-    """Return the mismatch between engine and policy and the policy's mean entropy, all in nats.
+    """Return metrics of the mismatch between rollout engine and policy, and the policy's mean entropy in nats.
 
-    ``rollout/logprob_abs_diff`` is the mean absolute difference between their log-probabilities and
-    ``rollout/logprob_abs_diff_max`` the largest one. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
+    ``rollout/logprob_abs_diff`` is the mean absolute difference between the log-probabilities of engine and policy, in
+    nats, and ``rollout/logprob_abs_diff_max`` the maximum. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
 
     Args:
         batch: Batch with the ``logprobs`` and ``entropy`` of the policy that sampled it.
@@ -198,8 +198,8 @@ def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: floa
 def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict[str, float]:
     """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
-    The lag of a token is the number of updates between the weights that sampled it and the weights that learn from it.
-    ``batch`` must contain ``version``, ``rollout_logprobs``, ``rewards``, and the pre-update policy's ``logprobs``.
+    The lag of a token is the number of policy updates between sampling the token and training on it. ``batch`` must
+    contain ``version``, ``rollout_logprobs``, ``rewards``, and the pre-update policy's ``logprobs``.
     """
     lags = step - 1 - batch.version.long()
     ends = batch.response_lengths.cumsum(dim=0)
@@ -225,7 +225,7 @@ def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict
 
 
 def version_metrics(batch: Batch) -> dict[str, float]:
-    """Return the mean signed and absolute difference in rank metrics between the pre-update policy and the engine.
+    """Return the mean and the mean absolute difference in rank metrics between the pre-update policy and the engine.
 
     Effective rank, velocity and acceleration are compared if ``calculator.compare_versions`` is set.
     """
@@ -245,8 +245,8 @@ def version_metrics(batch: Batch) -> dict[str, float]:
 def teacher_metrics(batch: Batch) -> dict[str, float]:
     """Return the mean of log p - log q over the sampled tokens, in nats, and the teacher's mean rank metrics.
 
-    Here p is the policy before the update and q the teacher. Rank metrics are named as those of the policy, such as
-    ``teacher/layer_1/Effective Rank/mean`` for ``cal/overall/layer_1/Effective Rank/mean``.
+    Here p is the policy before the update and q the teacher. The names of rank metrics mirror the policy's:
+    ``teacher/layer_1/Effective Rank/mean`` corresponds to ``cal/overall/layer_1/Effective Rank/mean``.
     """
     metrics: dict[str, float] = {}
     if "teacher_logprobs" in batch:
@@ -280,10 +280,20 @@ def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def score_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return ``pass@1``, ``score/mean``, and the statistics of extra values from custom functions."""
+    """Return ``pass@1``, ``score/mean``, metrics of the judge, and the statistics of values from custom functions."""
     scores, correct = score_tensors(verdicts)
     means = {"pass@1": correct.double().mean().item(), "score/mean": scores.double().mean().item()}
-    return means | extra_metrics(verdict.extras for verdict in verdicts)
+    return means | judge_metrics(verdicts) | extra_metrics(verdict.extras for verdict in verdicts)
+
+
+def judge_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Return the mean of the judge's scores, and the share of responses that it failed to score, or {} without one."""
+    scores = [verdict.extras["judge"] for verdict in verdicts if "judge" in verdict.extras]
+    num_failed = sum("judge_failed" in verdict.extras for verdict in verdicts)
+    if not scores and not num_failed:
+        return {}
+    means = {"judge/score/mean": fmean(scores)} if scores else {}
+    return means | {"judge/failed_share": num_failed / (num_failed + len(scores))}
 
 
 def verdict_metrics(
@@ -291,8 +301,8 @@ def verdict_metrics(
 ) -> dict[str, float]:
     """Return all metrics of the verdicts on sampled responses.
 
-    They include scores, counts of reasons, the fraction of prompts without a learning signal (all ``n`` > 1 responses
-    have the same score), and metrics for each data source in ``logged``, given the ``sources`` of the responses.
+    They include scores, the number of verdicts per reason, the fraction of prompts whose ``n`` > 1 responses all have
+    the same score, and metrics of each data source in ``logged``. ``sources`` contains the responses' data sources.
     """
     means = score_metrics(verdicts)
     metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)
@@ -309,17 +319,17 @@ def select(verdicts: Sequence[Verdict], rows: Tensor) -> list[Verdict]:
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:
-    """Return a mask [B / n] bool of the groups whose n responses differ in ``values`` [B]."""
+    """Return a bool mask [B / n] that marks groups whose n responses differ in ``values`` [B]."""
     grouped = values.view(-1, n)
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
 def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
-    """Return metrics of k responses averaged over prompts, for k = 2, 4, 8, ... and ``n``, or {} if ``n`` = 1.
+    """Return pass@k and similar metrics for k = 2, 4, 8, ... and ``n``, or an empty dict if ``n`` is 1.
 
     ``pass@k`` is the probability that at least one of k responses is correct, ``best@k/mean`` and ``worst@k/mean`` are
     their highest and lowest scores, and ``maj@k/mean`` is the probability that a majority vote is correct (omitted if
-    verifiers extract no answers). Each is the exact mean over all subsets of k responses.
+    verifiers extract no answers). Each metric is the exact mean over all subsets of k responses, averaged over prompts.
     """
     scores, correct = score_tensors(verdicts)
     grouped, num_correct = scores.double().view(-1, n), correct.view(-1, n).sum(dim=1)

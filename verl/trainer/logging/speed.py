@@ -1,16 +1,16 @@
 """Speed and memory metrics per phase, and profiler traces.
 
-Names follow veRL where it defines them; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
+Metrics that veRL also logs have veRL's names. ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
 - ``timing_s/<phase>``: seconds per phase; their sum is ``timing_s/step`` (= ``perf/time_per_step``). If engines have
   separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time that
-  the models spent waiting for the engines; ``timing_s/engine_wait`` is the engines' idle time
+  the trainer spent waiting for the engines; ``timing_s/engine_wait`` is the engines' idle time
 - ``perf/<phase>_throughput``: tokens per second per worker. ``gen`` counts sampled tokens; other phases count prompt
   and response tokens each time they are processed
 - ``perf/total_num_tokens``: prompt and response tokens in the step's batch; ``perf/throughput``: the same number per
   second per worker
-- ``perf/tflops/<phase>``: 10^12 model operations per second per worker; ``perf/mfu/<phase>``: the resulting utilization
-  if the device's peak is known, with veRL's phase names ``actor``, ``actor_infer`` and ``critic``
+- ``perf/tflops/<phase>``: model FLOPs per second per worker, in units of 10^12; ``perf/mfu/<phase>``: model FLOPs
+  utilization if the device's peak is known, with veRL's phase names ``actor``, ``actor_infer`` and ``critic``
 - ``perf/memory/<phase>_gb``, and on GPUs ``perf/memory/<phase>_reserved_gb``: peak memory of the worker that used the
   most (:class:`MemoryPeak`); ``perf/memory/driver_gb``: the driver's resident memory; all in units of 10^9 bytes
 """
@@ -52,26 +52,26 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, by part of the GPU's name.
-The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4;
-for Hopper, Ada and Blackwell, they list twice these numbers, with sparsity. H800 and A800 match H100 and A100."""
+"""Part of a GPU's name -> its peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second.
+The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4. For
+Hopper, Ada and Blackwell, NVIDIA assumes sparsity and lists twice these values. H800 and A800 equal H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
-"""Name of each phase in veRL's ``perf/mfu`` metrics."""
+"""Maps each phase to its name in veRL's ``perf/mfu`` metrics."""
 
 BATCH = "batch"
-"""Key under which the work of a step's whole batch is recorded."""
+"""Name under which the token counts of a step's whole batch are recorded."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Numbers of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
-only one with LoRA, because the weights are frozen and the adapters are negligible."""
+"""Number of passes over the weight matrices. A backward pass needs two of them, for the gradients of inputs and
+weights. With LoRA, it needs one, because the weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Attributes of ``transformers`` configs that contain the number of experts."""
 
 
 class Work(NamedTuple):
-    """Token counts of a phase, from which the number of model operations is computed."""
+    """Token counts of a phase, used to compute the number of model operations."""
 
     tokens: float
     """Number of tokens."""
@@ -80,18 +80,18 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Tensor, cached: Tensor | int = 0) -> "Work":
-        """Return the work for sequences with ``lengths`` [B] tokens whose first ``cached`` tokens cost nothing."""
+        """Return the token counts of sequences of ``lengths`` [B], excluding the first ``cached`` tokens of each."""
         return cls(float((lengths - cached).sum()), float((lengths.double() ** 2 - cached**2).sum()))
 
 
 class StepRecord(NamedTuple):
-    """Measurements of a step, per phase."""
+    """Time, token counts and peak memory of a step's phases."""
 
     seconds: dict[str, float]
     work: dict[str, Work]
-    """Total work of all workers, for phases that process tokens."""
+    """Token counts of each phase that processes tokens, summed over all workers."""
     peaks: dict[str, MemoryPeak]
-    """Peak memory of the worker that used the most, for phases that use workers."""
+    """Peak memory of each phase that uses workers, as the maximum over all workers."""
     background: dict[str, float]
     """Seconds spent in phases that ran in parallel on separate devices and do not count towards the step's time."""
 
@@ -104,7 +104,7 @@ class StepRecord(NamedTuple):
 
 @dataclass(eq=False)
 class PhaseTimer:
-    """Timer that measures wall time, work and peak memory of named phases."""
+    """Timer that measures the wall time, token counts and peak memory of named phases."""
 
     on_enter: Callable[[str], None]
     """Callback that receives the name of each phase when it starts."""
@@ -117,7 +117,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time and peak memory of the ``with`` block to ``name``.
+        """Record the time and peak memory of the ``with`` block under the phase ``name``.
 
         Raises:
             OutOfMemory: If this process ran out of memory.
@@ -140,7 +140,7 @@ class PhaseTimer:
                 peaks[name] = peak.joined(peaks.get(name))
 
     def count(self, name: str, work: Work) -> None:
-        """Add work to the phase ``name``."""
+        """Add token counts to the phase ``name``."""
         before = self._step.work.get(name, Work(0.0, 0.0))
         self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
 
@@ -160,9 +160,9 @@ class PhaseTimer:
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
-    """Return a device's peak in 10^12 operations per second, from ``config`` (``trainer.peak_tflops``) if it is not 0.
+    """Return a device's peak throughput in 10^12 operations per second: ``config`` (``trainer.peak_tflops``) if not 0.
 
-    Otherwise, look up the device by name; return None if the name is unknown or the dtype is not ``bfloat16``.
+    Otherwise, look up the device by name. Return None if the name is unknown or the dtype is not ``bfloat16``.
     """
     if config:
         return config
@@ -176,15 +176,15 @@ class ModelCost:
     """Operation count of a decoder-only transformer, from PaLM's formula (arXiv 2204.02311, appendix B).
 
     A forward pass takes 2 N + 4 L H Q T operations per token, with N parameters, L layers, H heads of width Q, and T
-    tokens of context; a backward pass takes twice as many. The formula assumes that every token attends to the whole
+    tokens of context. A backward pass takes twice as many. The formula assumes that every token attends to the whole
     sequence. Recomputation (gradient checkpointing) and padding are not counted, so they lower the utilization.
     """
 
     num_parameters: float
-    """N, the number of weights that multiply each token. It includes the output head, tied or not, but excludes the
+    """N, the number of weights that multiply each token. N includes the output head, tied or not, but excludes the
     embedding table and the inactive experts of a mixture of experts."""
     attention_width: int
-    """L H Q, or 0 for a model without attention."""
+    """The product L H Q, or 0 for a model without attention."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
@@ -197,7 +197,7 @@ class ModelCost:
 
     @staticmethod
     def update_passes(config: ModelConfig) -> int:
-        """Return the number of passes in an update."""
+        """Return the number of passes over the weight matrices in an update."""
         return UPDATE_LORA if config.trains_adapters else UPDATE
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
@@ -207,7 +207,7 @@ class ModelCost:
         return ModelCost(self.num_parameters - head, self.attention_width)
 
     def flops(self, tokens: float, context: float, passes: int) -> float:
-        """Return the number of operations; ``tokens`` and ``context`` are defined in :class:`Work`."""
+        """Return the number of operations. ``tokens`` and ``context`` are defined in :class:`Work`."""
         # Attention has no weights to freeze, so its backward pass always costs two passes.
         attention = FORWARD if passes == FORWARD else UPDATE
         return passes * 2 * self.num_parameters * tokens + attention * 4 * self.attention_width * context
@@ -229,11 +229,11 @@ class StepMetrics:
     """Callable that converts a :class:`StepRecord` to this module's metrics."""
 
     world_size: int
-    """Number of workers that hold the models."""
+    """Number of workers that compute with the models."""
     passes: Mapping[str, tuple[ModelCost, int]]
-    """Cost of the model and number of passes over its weight matrices, by phase."""
+    """Maps each phase to the cost of its model and the number of passes over the weight matrices."""
     peak: float | None
-    """Peak of a worker's device in 10^12 operations per second, or None if unknown."""
+    """Peak throughput of a worker's device in 10^12 operations per second, or None if unknown."""
     pool_size: int = 0
     """Number of workers with separate engines, or 0 if the models' workers also sample."""
 
@@ -288,7 +288,7 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
 
 @dataclass(frozen=True)
 class StepProfiler:
-    """Profiler of ``steps`` on all workers; writes ``profile/step_N_rank_R.json.gz`` to the run's folder."""
+    """Profiler that traces ``steps`` on all workers into ``profile/step_N_rank_R.json.gz`` in the run's folder."""
 
     workers: WorkerGroup
     steps: Sequence[int]

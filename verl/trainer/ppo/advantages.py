@@ -1,4 +1,4 @@
-"""Computation of rewards, advantages and the mask of tokens to learn from.
+"""Rewards, advantages, and the mask of tokens to train on.
 
 Legend: B responses, R padded response length.
 """
@@ -30,13 +30,13 @@ from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_im
 
 @dataclass(eq=False)
 class ResponseRewards:
-    """Computation of rewards from verifier scores, reward model scores and the overlong penalty."""
+    """Reward computation from verifier scores, reward model scores and the overlong penalty."""
 
     config: PPOConfig
     tokenizer: PreTrainedTokenizerBase | None
     """Tokenizer of the reward model, or None if there is no reward model."""
     workers: WorkerGroup
-    """Workers that hold the reward model."""
+    """Workers that run the reward model."""
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Return the reward of each response, [B] float64, and metrics.
@@ -106,7 +106,7 @@ class AdvantageEstimation:
         return metrics
 
     def estimate(self, batch: Batch, rewards: Tensor, greedy_rewards: Tensor | None) -> dict[str, float]:
-        """Fill rewards, advantages and returns, given ``rewards [B]`` float64, and return metrics.
+        """Fill the reward, advantage and return columns from ``rewards`` [B] float64, and return metrics.
 
         ``greedy_rewards`` [B] contains the reward of the greedy response to each response's prompt, for ReMax.
         """
@@ -132,7 +132,7 @@ class AdvantageEstimation:
         if manager.config.active:
             advantages, changes = manager.shape_advantages(unshaped, mask, batch.phi)
             metrics |= changes
-        # 4. Add the teacher.
+        # 4. Add the teacher's advantages, or replace the task's advantages with them.
         if self.config.teacher.in_advantage:
             of_teacher = self._teacher_advantages(batch)
             if self.config.teacher.use_task_rewards:
@@ -152,7 +152,7 @@ class AdvantageEstimation:
         return metrics
 
     def resampled_rows(self, batch: Batch, step: int) -> Tensor:
-        """Draw the rows that PF-PPO learns from, [B'] int64; the draw depends only on the run's seed and the step."""
+        """Draw the rows that PF-PPO trains on, [B'] int64. The draw depends only on the run's seed and the step."""
         options = self.config.algorithm.pf_ppo
         # Hash the seed and the step, because torch generators use only the low 32 bits of a seed.
         (seed,) = np.random.SeedSequence([self.config.seed, step]).generate_state(1)
@@ -191,7 +191,7 @@ class AdvantageEstimation:
         """Return ``teacher.coef`` times log q - log p of the sampled tokens, [B, R] float64.
 
         Here q is the teacher and p the policy before the update. On the policy's own samples, the mean of log p - log q
-        is the reverse KL divergence, so that learning from these advantages lowers it.
+        is the reverse KL divergence. Learning from these advantages reduces the divergence.
         """
         options, limit = self.config.teacher, self.config.teacher.loss_max_clamp or math.inf
         ratios = batch.padded("teacher_logprobs").double() - batch.padded("old_logprobs").double()
@@ -212,7 +212,7 @@ class AdvantageEstimation:
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Subtract the weighted KL divergence from rewards, adapt the weight, and return the result and metrics."""
+        """Subtract the weighted KL divergence from rewards, adapt its weight, and return new rewards and metrics."""
         control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
         coef = control.coef
         rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)

@@ -1,4 +1,4 @@
-"""Sampling one step ahead: engines on separate devices sample while the models learn from the previous step.
+"""Sampling one step ahead: engines on separate devices sample while the trainer updates on the previous step.
 
 The engines keep the same weights throughout a step, so results do not depend on timing.
 The training loop waits for the background thread at the end of each step and shares no mutable state with it.

@@ -1,4 +1,4 @@
-"""Further histories of agents' sessions, as rows that the policy learns from."""
+"""Training rows for the further histories of agent sessions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,22 +12,22 @@ from verl.rollout.partial import PER_TOKEN
 
 
 def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
-    """Return a batch in which the further histories of each session follow the row that stands for it.
+    """Return a batch in which each session's row is followed by the rows of its further histories.
 
-    The k rows of an episode have its advantage, which is the same for all its tokens, times 1/k: losses are
-    proportional to advantages, so that the rows weigh together what one weighs. ``episode`` [B'] numbers the sessions.
-    Batches without further histories are returned unchanged, without ``further_rows``.
+    All tokens of an episode have the same advantage, which is divided by its number of rows. Losses are proportional to
+    advantages, so the rows together have the weight of a single row. ``episode`` [B'] is the index of each row's
+    session. Batches without further histories are returned unchanged, except that ``further_rows`` is removed.
 
     Args:
-        batch: Columns for the update, with ``further_rows``, B rows.
-        score: Function that returns the columns of further rows that models and rules compute, given ``tokens``,
-            ``source`` and ``rollout_logprobs``; ``learn_mask`` among them excludes tokens that the rules reject.
+        batch: Columns for the update, including ``further_rows``, with B rows.
+        score: Function that computes the remaining columns of the further rows from ``tokens``, ``source`` and
+            ``rollout_logprobs``. Its ``learn_mask`` excludes tokens that rollout correction rejects.
     """
     saved, batch = batch.further_rows, batch.without("further_rows")
     counts = torch.tensor([len(others) for others in saved])
     if not counts.any():
         return batch
-    # 1. Make rows of the histories, with their session's columns.
+    # 1. Create a row for each history, with its session's columns.
     owner = torch.arange(len(batch)).repeat_interleave(counts)
     rows: list[dict[str, Any]] = [row for others in saved for row in others]
     further = Batch.of([row["prompt_ids"] for row in rows], [row["tokens"] for row in rows]).widened(batch.width)

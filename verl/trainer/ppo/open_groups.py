@@ -1,7 +1,7 @@
 """Bookkeeping of the groups that ``async_training.partial_rollout`` carries over from step to step.
 
-The responses of an admitted group are open until they finish, after which they are ready; a group is complete when all
-its responses are ready. Each step learns from the oldest complete groups. Groups are never dropped.
+Responses of an admitted group are called open until they finish, and ready afterwards. A group is complete once all its
+responses are ready. Each step trains on the oldest complete groups. Groups are never dropped.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ ADMITTED = 1 << 31
 
 @dataclass(eq=False)
 class OpenGroups:
-    """Groups that have been admitted but that no step has learned from yet."""
+    """Groups that have been admitted but not trained on yet."""
 
     n: int
     """Number of responses per group."""
     batch_size: int
     """Number of groups per step."""
     carried_steps: int
-    """Maximum number of steps from a group's admission to the step that learns from it."""
+    """Maximum number of steps from a group's admission to the step that trains on it."""
     open: Batch | None = None
     """Partial responses."""
     ready: Batch | None = None
@@ -42,7 +42,7 @@ class OpenGroups:
     """Number of groups admitted so far."""
 
     def admit(self, records: Sequence[PromptRecord], step: int, seed: int, conversing: bool) -> None:
-        """Admit one group per prompt, of conversations if ``conversing`` is set; ``seed`` is the run's seed."""
+        """Admit one group per prompt. ``seed`` is the run's seed, and ``conversing`` is set for multi-turn rollouts."""
         prompts = [record for record in records for _ in range(self.n)]
         groups = self.num_admitted + torch.arange(len(records)).repeat_interleave(self.n)
         seeds = ((seed << 32) + ADMITTED + groups).tolist()
@@ -92,13 +92,13 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which the engines may stop.
 
-        Open responses are reread after each stop, so replacing filtered groups completes at least a quarter of a batch.
+        After a stop, open responses must be prefilled again, so stops are at least a quarter of a batch apart.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
 
     def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
-        """Return whether enough groups are complete and the remaining ones can be learned from in time.
+        """Return whether enough groups are complete and all others can still be trained on by the time they are due.
 
         A group is due ``carried_steps`` steps after its admission, so at most j batches may be due in the next j steps.
 
@@ -122,7 +122,7 @@ class OpenGroups:
         )
 
     def state(self, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
-        """Return the groups as JSON values and tensors; ``prompts`` is the training data, indexed by ``uid``."""
+        """Return the groups as JSON values and tensors. ``prompts`` is the training data, indexed by ``uid``."""
         parts = {"open": self.open, "ready": self.ready}
         saved = {name: batch_state(part, prompts) for name, part in parts.items() if part is not None}
         waiting = [saved_record(record, prompts) for record in self.waiting]

@@ -40,7 +40,7 @@ from verl.trainer.logging.rollout_metrics import (
 from verl.trainer.logging.speed import BATCH, Work, step_metrics
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ahead import StepAhead
-from verl.trainer.ppo.batch_check import FREQUENCY, check_batch
+from verl.trainer.ppo.batch_check import FREQUENCY, check_batch, check_carried_over
 from verl.trainer.ppo.resampled import FIRST, original
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 from verl.trainer.ppo.samples import SampleLogger
@@ -54,7 +54,7 @@ BEST_BY = "val/pass@1"
 
 
 class RayPPOTrainer(Trainer):
-    """Trainer that delegates model computations to the workers and holds no tensors larger than a batch of tokens."""
+    """Trainer that runs all model computation on the workers and keeps no tensor larger than a batch of tokens."""
 
     best_by = BEST_BY
 
@@ -75,6 +75,8 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = scheduler.method
         self.calculator = setup.calculator
         self.samples = samples
+        self.carried_over: dict[tuple[int, int], int] = {}
+        """Responses of recent steps with carry-over, for :func:`check_carried_over`."""
         self.logged_prefix_note = self.listed_operations = self.looked_at_scores = self.checked_batch = False
         self.loss = setup.loss
         self.policy = scheduler.policy
@@ -95,7 +97,7 @@ class RayPPOTrainer(Trainer):
         self.step_metrics = step_metrics(config, workers.world_size, workers.device_name, pool_size)
 
     def fit(self) -> None:
-        """Validate if required, then train the remaining steps."""
+        """Validate first if configured, then train the remaining steps."""
         trainer = self.config.trainer
         if self.validator.prompts and (trainer.val_only or (trainer.val_before_train and self.step == 0)):
             self.display.stage(f"step {self.step}: validating")
@@ -158,12 +160,12 @@ class RayPPOTrainer(Trainer):
         return sampled
 
     def _shuffle(self, batch: Batch, except_for: Collection[str] = ()) -> None:
-        """Give the rank metrics of responses to other responses of their group if the run is a control."""
+        """Shuffle the rank metrics among the responses of each group if this is a control run."""
         if self.config.calculator.shuffle_within_groups:
             shuffle_within_groups(batch, self.config.seed, self.step, except_for)
 
     def _learn_from(self, sampled: SampledStep) -> Batch:
-        """Return the batch to learn from: the sampled responses or the batch that the method selects."""
+        """Return the batch to train on: the sampled responses, or the batch that the method selects."""
         if not self.method.overrides("learn_from"):
             return sampled.batch
         with self.timer.phase("reward"):
@@ -196,7 +198,7 @@ class RayPPOTrainer(Trainer):
         self._shuffle(batch, except_for=measured)
 
     def _ask_teacher(self, batch: Batch) -> None:
-        """Fill the teacher's prompts for the update, and its log-probabilities and rank metrics, as far as needed."""
+        """Fill the teacher columns that the config requires: prompts, log-probabilities and rank metrics."""
         if self.teacher is None:
             return
         options, rows = self.config.teacher, batch.columns("tokens", "source")
@@ -222,8 +224,8 @@ class RayPPOTrainer(Trainer):
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities in the denominator of the policy ratio, [M].
 
-        This step's responses use the policy's log-probabilities. Responses from earlier steps use the engine's, so that
-        the ratio is relative to the policy that sampled them, unless ``rollout_is`` already corrects for that.
+        This step's responses use the policy's log-probabilities. Unless ``rollout_is`` is set, responses from earlier
+        steps use the engine's log-probabilities, so that the ratio is relative to the policy that sampled them.
         """
         current: Tensor = batch.logprobs
         replayed = batch.step < self.step
@@ -252,7 +254,7 @@ class RayPPOTrainer(Trainer):
         batch.merge(Batch.join(parts))
 
     def _collect_verdicts(self, sampled: SampledStep, batch: Batch) -> None:
-        """Wait for the verifiers, then log the verdicts and the metrics of the batch to learn from."""
+        """Wait for the verifiers, then add metrics of the verdicts and of the training batch."""
         with self.timer.phase("reward"):
             sampled.collect_verdicts()
         if self.teacher_prompts is not None and self.teacher_prompts.read_verdicts:
@@ -304,7 +306,9 @@ class RayPPOTrainer(Trainer):
         return batch.learned.nonzero().flatten() if self.method.overrides("learn_from") else None
 
     def _check(self, batch: Batch, rows: Tensor | None) -> None:
-        """Check the first batch of this process, and then one every ``FREQUENCY`` steps."""
+        """Check the first batch of this process, then one batch every ``FREQUENCY`` steps."""
+        if "stream" in batch and not self.method.overrides("learn_from"):
+            check_carried_over(batch, self.carried_over, self.step)
         if self.checked_batch and self.step % FREQUENCY:
             return
         self.checked_batch, config, scheduler = True, self.config, self.scheduler
@@ -333,7 +337,7 @@ class RayPPOTrainer(Trainer):
                 self.display.say(f"warning: trainer.deterministic=true: torch has no deterministic form of {names}")
 
     def _compare_policies(self, batch: Batch) -> None:
-        """Log the mismatch between engine and policy on this step's responses, and that of policy and teacher."""
+        """Log the mismatch between engine and policy on this step's responses, and between policy and teacher."""
         if self.teacher is not None:
             self.metrics |= teacher_metrics(batch)
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
@@ -344,7 +348,7 @@ class RayPPOTrainer(Trainer):
                 self.metrics |= lag_metrics(current, self.step, **correction.weight_bounds)
 
     def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
-        """Update the baselines of rank metrics and of scores; the latter include dropped responses."""
+        """Update the baselines of rank metrics and scores. The score baselines include dropped responses."""
         fresh = (batch.step == self.step).nonzero().flatten()
         if self.config.reward_manager.active and len(fresh):
             scores = torch.cat([sampled.batch.scores, sampled.dropped_scores])
@@ -436,7 +440,7 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     """Return the options, except ``data.shuffle``, that affect the prompt order or the responses stored in checkpoints.
 
-    A run can be resumed only if they are unchanged. The result is empty if no such option is set.
+    A run can be resumed only if these options are unchanged. The result is empty if none of these options is set.
     """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""

@@ -5,7 +5,7 @@ It decides which prompts to sample in a step:
 - by default, the next batch;
 - with ``algorithm.filter_groups``, further batches until there are enough informative groups (dynamic sampling);
 - with ``async_training.partial_rollout``, all open groups, so that engines never wait for the longest responses in a
-  batch. A step learns from the oldest complete groups; partial responses are resumed after the update.
+  batch. A step trains on the oldest complete groups, and partial responses are resumed after the update.
 
 Legend: G prompts, n consecutive responses per prompt, B = G n responses.
 """
@@ -34,13 +34,14 @@ from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.advantages import ResponseRewards
+from verl.trainer.ppo.judging import Judging
 from verl.trainer.ppo.open_groups import OpenGroups, append
 from verl.trainer.ppo.resampled import FIRST, edited_metrics, original, replace_groups
 from verl.trainer.ppo.verification import Verification, fill_verdicts
 from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
-"""Value that replaces the step in the seed of every validation; training never uses it."""
+"""Number that replaces the step number in the seeds of all validations. Training never uses this value."""
 
 MAX_FRUITLESS_BATCHES = 100
 """Maximum number of batches without an informative group in a step, if ``max_num_gen_batches`` sets no limit."""
@@ -49,7 +50,7 @@ ROUND_STEP = 1 << 29
 """Offset added to the step in the seed for each round of resampling."""
 
 REPEATED = 1 << 40
-"""Offset of a group's id for each earlier occurrence of its prompt in the batch."""
+"""Offset added to a group's id for each earlier occurrence of its prompt in the batch."""
 REFILL_STEP = 1 << 21
 """Offset added to the step in the seed for each further batch, so that a prompt drawn again yields new responses."""
 
@@ -94,6 +95,8 @@ class RolloutScheduler:
     """Training data, indexed by ``uid``."""
     total_steps: int = 0
     """Number of steps in the run."""
+    judging: Judging | None = None
+    """Judge that waits for sampling, or None."""
 
     def __post_init__(self) -> None:
         self.groups: OpenGroups | None = None
@@ -123,21 +126,22 @@ class RolloutScheduler:
         settings: Mapping[str, Any] | None = None,
         timer: PhaseTimer | None = None,
     ) -> tuple[Batch, Verification]:
-        """Generate ``sampling.n`` responses to each prompt and start to verify each one when it finishes.
+        """Generate ``sampling.n`` responses to each prompt and start verifying each response as soon as it finishes.
 
         Random draws depend only on the run's seed, ``step`` and the prompt. ``settings`` override ``sampling``, and
         ``timer``, if set, measures the phase ``gen``.
         """
         prompts = [record for record in records for _ in range(sampling.n)]
-        verification = self._verification(prompts)
+        verification = self._verification(prompts, sampling.n)
         seed = (self.config.seed << 32) + step
         with nullcontext() if timer is None else timer.phase("gen"), self._busy():
             batch = self.policy.generate(records, sampling, seed, verification.add, settings)
-        verification.submit()
+            verification.submit()
+            verification.judge()
         # A prompt that is there twice makes two groups.
         times = zip(records, occurrences(records), strict=True)
         group = torch.tensor([record.uid + count * REPEATED for record, count in times for _ in range(sampling.n)])
-        # Agents that never asked for a turn have an episode, but no response.
+        # The episode of an agent that never requested a turn has no response.
         learned = batch.turns > 0 if "turns" in batch else torch.ones(len(prompts), dtype=torch.bool)
         batch.fill(records=prompts, group=group, learned=learned)
         verification.batch = batch
@@ -146,9 +150,10 @@ class RolloutScheduler:
             timer.count("gen", Work.of(batch.lengths, batch.prompt_lengths))
         return batch, verification
 
-    def _verification(self, prompts: Sequence[PromptRecord]) -> Verification:
+    def _verification(self, prompts: Sequence[PromptRecord], group_size: int = 1) -> Verification:
         reward, optional = self.config.rollout.multi_turn.reward, not self.config.needs_verdicts
-        return Verification(prompts, self.tokenizer, self.stop_strings, self.verifiers, reward, optional)
+        texts = (prompts, self.tokenizer, self.stop_strings)
+        return Verification(*texts, self.verifiers, reward, optional, self.judging, group_size)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -167,7 +172,7 @@ class RolloutScheduler:
             self._idle_since = now
 
     def take_idle_s(self) -> float:
-        """Return the number of seconds for which the engines have been idle since the last call."""
+        """Return how many seconds the engines have been idle since the last call."""
         self._count_idle()
         idle, self._idle_s = self._idle_s, 0.0
         return idle
@@ -180,7 +185,7 @@ class RolloutScheduler:
         """Sample the responses for a training step, then free the engines' memory.
 
         Args:
-            version: Version of the engines' weights, or None if they are the newest weights before ``step``.
+            version: Version of the engines' weights, or None for the newest weights before ``step``.
 
         Raises:
             ConfigError: If ``algorithm.filter_groups`` leaves nothing to learn from.
@@ -244,7 +249,7 @@ class RolloutScheduler:
 
         Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
         ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Then fill up the batch with other
-        prompts, from which the step does not learn. Metrics are computed over all sampled responses.
+        prompts, which are excluded from training. Metrics are computed over all sampled responses.
 
         Raises:
             ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
@@ -288,7 +293,7 @@ class RolloutScheduler:
         return SampledStep(chosen, metrics, dropped.scores)
 
     def _filter_values(self, batch: Batch) -> Tensor:
-        """Return the value of each response for the metric that filters groups, [B]."""
+        """Return each response's value of the ``algorithm.filter_groups`` metric, [B]."""
         metric = self.config.algorithm.filter_groups.metric
         if metric == "acc":
             return batch.correct
@@ -342,7 +347,7 @@ class RolloutScheduler:
             groups.waiting = records[missing:]
 
     def _advance(self, groups: OpenGroups, step: int, version: int, timer: PhaseTimer) -> float:
-        """Generate until the step has enough complete groups, and return the number of reread tokens."""
+        """Generate until the step has enough complete groups, and return the number of tokens prefilled again."""
         assert groups.open is not None
         before, parts = groups.open, list[Batch]()
         verification = self._verification(before.records)
@@ -368,7 +373,8 @@ class RolloutScheduler:
         conversations = None if setup is None else begin_conversations(setup, before.records, before)
         with timer.phase("gen"), self._busy():
             cut, measured = self.policy.generation(requests, take, enough, conversations).run()
-        verification.submit()
+            verification.submit()
+            verification.judge()
         # 2. Keep the interrupted responses open and mark the others as ready.
         still_open, ended = restore_columns(cut, before), restore_columns(parts, before)
         ended = None if ended is None else add_rank_metrics(ended, measured)
@@ -414,7 +420,7 @@ class RolloutScheduler:
         return num_ready >= groups.batch_size
 
     def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> SampledStep:
-        """Fill up the step's batch with filtered groups, from which the step does not learn."""
+        """Fill up the step's batch with filtered groups, which are excluded from training."""
         n = self.config.rollout.n
         sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
         num_learned = 0 if batch is None else len(batch)
@@ -430,13 +436,13 @@ class RolloutScheduler:
 
 
 def finish(verification: Verification, timer: PhaseTimer) -> None:
-    """Wait for the verdicts and measure the time as part of the phase ``reward``."""
+    """Wait for the verdicts, and add the waiting time to the phase ``reward``."""
     with timer.phase("reward"):
         verification.finish()
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join ``parts`` in the order of ``before`` and add its ``KEPT`` columns; return None if there are no parts."""
+    """Join ``parts`` in the order of ``before``, adding its ``KEPT`` columns, or return None if there are no parts."""
     if not parts:
         return None
     batch = Batch.join(parts)

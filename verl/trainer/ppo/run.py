@@ -23,6 +23,7 @@ from verl.run.warnings import start_notes
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
 from verl.trainer.ppo.advantages import AdvantageEstimation, ResponseRewards
+from verl.trainer.ppo.judging import Judging
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.trainer.ppo.samples import SampleLogger
@@ -43,7 +44,7 @@ COLUMNS = {
 
 
 def run_ppo(config: PPOConfig) -> None:
-    """Run a training job; errors in config, data and custom code are reported before Ray starts where possible.
+    """Run a training job. If possible, errors in config, data and custom code are reported before Ray starts.
 
     Raises:
         ConfigError: If the config is incompatible with the data or the machine.
@@ -67,7 +68,7 @@ def check_learning_signal(config: PPOConfig) -> None:
 
 
 def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
-    """Find the checkpoint to resume from; if the run is already complete, report that and return True."""
+    """Find the checkpoint to resume from. If the run is already complete, report this and return True."""
     config, trainer = setup.config, setup.config.trainer
     if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
         changed = changed_options(run.folder / "config.yaml", asdict(config))
@@ -77,7 +78,7 @@ def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
         run.display.say(f"the run is complete: {run.folder}/summary.json holds its validation")
         return True
     parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
-    # A validation does not read the average.
+    # A validation-only run does not load the teacher's moving average.
     parts |= {"teacher": config.model} if config.teacher.is_average and not trainer.val_only else {}
     digests = run_digests(config, setup.tokenizer, data_by_file(setup.train_set))
     resumption = run.find_resumption("ppo", len(setup.train_set), parts, digests)
@@ -118,10 +119,18 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     if config.rollout.has_pool:
         pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
     policy = PolicyWorkers(workers, config, setup.loss.needs.whole_groups, pool, conversations)
+    judging, judge = None, config.reward_score.judge
+    if judge.waits:
+        judges = None
+        if judge.is_frozen:
+            policy.finish_generation()
+            environment = engine_environment(setup.device_type)
+            judges = run.start_judge("verl.workers.judge:JudgeWorker", environment, workers)
+        judging = Judging(config, verifiers, policy, setup.judge_tokenizer, judges)
     rewards = ResponseRewards(config, setup.reward_tokenizer, workers)
     prompts = setup.train_set.records
     scheduler = RolloutScheduler(
-        config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, setup.steps
+        config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, setup.steps, judging
     )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleLogger(store, trainer.log_samples, tokenizer, tracker, run.display)

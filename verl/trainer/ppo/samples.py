@@ -130,12 +130,12 @@ class SampleLogger:
         }
 
     def _further_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a further history of an agent's session, with why it was opened, its prompt and its parts."""
+        """Return a further history of an agent session: why it was opened, its prompt, and its parts."""
         prompt, *said = history_parts(row, self.tokenizer)
         return {"why": row["why"], "prompt": prompt["text"], "conversation": said}
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
-        """Return columns with a list of token values per response; ``logprobs`` names the log-probability column."""
+        """Return columns with a list of token values per response. ``logprobs`` names the log-probability column."""
         ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
         columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch, getattr(batch, logprobs))}
@@ -149,7 +149,7 @@ class SampleLogger:
 
 
 def is_kept(uid: int, fraction: float) -> bool:
-    """Return whether a prompt belongs to the ``fraction`` that is saved; the choice is the same at every step."""
+    """Return whether a prompt belongs to the ``fraction`` that is saved. The choice is the same at every step."""
     return zlib.crc32(str(uid).encode()) < fraction * 2**32
 
 

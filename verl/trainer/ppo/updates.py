@@ -29,7 +29,7 @@ Metrics = dict[str, float]
 
 @dataclass(eq=False)
 class Updates:
-    """Mini-batch updates of both models, with counts of skipped updates."""
+    """Mini-batch updates of policy and critic, with counts of skipped updates."""
 
     config: PPOConfig
     policy: PolicyWorkers
@@ -88,7 +88,7 @@ class Updates:
         return metrics | self._run("actor", columns, rows, update, step)
 
     def _score(self, further: Batch) -> Batch:
-        """Return what the models and rules compute of an agent's further histories before an update."""
+        """Return the log-probabilities and ``learn_mask`` that an update needs for agents' further histories."""
         with self.timer.phase("old_log_prob"):
             scored = self.policy.compute_logprobs(further)
         self.timer.count("old_log_prob", Work.of(further.lengths))
@@ -125,9 +125,9 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to learn from.
+    """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to train on.
 
-    With ``episode``, these are numbers of agents' sessions, whose rows stay together.
+    If the batch has ``episode``, agent sessions are counted instead of responses, and their rows stay together.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.

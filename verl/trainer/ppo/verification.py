@@ -11,6 +11,7 @@ from verl.rewards.pool import PendingVerdicts, VerifierPool
 from verl.rewards.registry import can_score
 from verl.rollout.environments.conversations import policy_texts
 from verl.trainer.logging.rollout_metrics import score_tensors
+from verl.trainer.ppo.judging import Judged, Judging
 from verl.verifiers.verdict import Verdict
 
 
@@ -18,11 +19,11 @@ from verl.verifiers.verdict import Verdict
 class Verification:
     """Asynchronous verification of the responses to ``records`` as they finish.
 
-    While the verifiers are busy, new responses are collected, so that few messages are sent.
+    While the verifiers are busy, new responses are collected and sent in one batch.
     """
 
     records: Sequence[PromptRecord]
-    """Prompt of each of the B responses."""
+    """Prompts of the B responses."""
     tokenizer: PreTrainedTokenizerBase
     stop_strings: Sequence[str]
     verifiers: VerifierPool
@@ -30,20 +31,27 @@ class Verification:
     """Option ``rollout.multi_turn.reward``."""
     optional: bool = False
     """Whether responses that no verifier can score get the score 0 with the reason ``unscored``."""
+    judging: Judging | None = None
+    """Judge of the responses after sampling, or None if there is none or it is one of the verifiers' functions."""
+    group_size: int = 1
+    """Number of consecutive responses per prompt."""
     batch: Batch | None = None
     """Batch whose verifier columns :meth:`finish` fills, or None afterwards."""
 
     def __post_init__(self) -> None:
         self.texts = [""] * len(self.records)
-        """Part of each response that the verifiers read, B strings."""
+        """List of the B response texts that are passed to the verifiers."""
         self._environment_rewards: dict[int, float] = {}
         self._unscored: list[int] = []
         self._gathered: list[int] = []
         self._submitted: list[tuple[list[int], PendingVerdicts]] = []
+        self._judged: Judged | None = None
+        self._finished: set[int] = set()
 
     def add(self, part: Batch) -> None:
-        """Add finished responses; their column ``request`` contains their indices in ``records``."""
+        """Add finished responses, whose column ``request`` contains their indices in ``records``."""
         rows = part.request.tolist()
+        self._finished |= {*rows}
         for row, text in zip(rows, policy_texts(part, self.tokenizer, self.stop_strings), strict=True):
             self.texts[row] = text
         if "environment_rewards" in part:
@@ -55,7 +63,7 @@ class Verification:
             self.submit()
 
     def submit(self) -> None:
-        """Submit the collected responses; must also be called after the last :meth:`add`."""
+        """Submit the collected responses. Call this method once more after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
         if self.optional:
             known = {row for row in rows if can_score(self.records[row].data_source, self.records[row].ground_truth)}
@@ -74,11 +82,20 @@ class Verification:
         )
         self._submitted.append((rows, pending))
 
+    def judge(self) -> None:
+        """Let the judge begin, if there is one; must be called after the last :meth:`submit`."""
+        if self.judging is not None:
+            self._judged = self.judging.begin(self.records, self.texts, self.group_size, self._finished)
+
     def verdicts(self) -> list[Verdict]:
-        """Wait for and return the verdicts in the order of ``records``; re-raise any exception from a verifier."""
+        """Wait for and return the verdicts in the order of ``records``. Re-raise any exception from a verifier."""
         verdicts = dict.fromkeys(self._unscored, Verdict(False, False, "unscored", score=0.0))
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
+        if self.judging is not None and self._judged is not None:
+            for row, judged in enumerate(self._judged()):
+                if judged is not None:
+                    verdicts[row] = self.judging.add(self.records[row], verdicts.get(row), judged)
         for row, reward in self._environment_rewards.items():
             verdict = verdicts.get(row) or Verdict(reward > 0, False, "environment", score=0.0)
             assert verdict.score is not None

@@ -1,8 +1,8 @@
 """Checks that engines sample with the policy's weights.
 
-An engine that keeps old weights, or holds a layer, an adapter or an expert in the wrong place, samples plausible text
-from another policy, and training merely looks as if it did not help. The small changes of one update would not show it
-within the precision of an engine. So before the first step, every weight is changed by a fifth, and changed back.
+An engine that keeps old weights, or has a layer, adapter or expert in the wrong place, samples plausible text from a
+different policy, and training merely seems ineffective. One update changes the weights too little to detect such errors
+at an engine's precision. The check therefore changes every weight by 20 % before the first step, then restores it.
 """
 
 from collections.abc import Sequence
@@ -21,31 +21,31 @@ from verl.rollout.requests import ResponseRequests, resolve_dtype, response_stre
 from verl.single_controller.roles import PolicyWorkers
 
 ROWS = 8
-"""Number of responses that each engine samples for the check. Each ends after one call of the engine."""
+"""Number of responses that each engine samples for the check. Each response ends after one engine call."""
 NOISY = -1
-"""Version of the weights with noise."""
+"""Version number of the perturbed weights."""
 
 
 class Tolerance(NamedTuple):
-    """Largest mean difference between the log-probabilities of engine and policy; the larger of the two applies."""
+    """Largest allowed mean difference between engine and policy log-probabilities. The larger limit applies."""
 
     absolute: float
-    """In nats."""
+    """Limit in nats."""
     relative: float
-    """Share of the difference that the noise itself makes."""
+    """Limit as a fraction of the difference that the noise itself causes."""
 
 
 EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.1, 0.1)
-"""Tolerances in float32, and where the engine or the trainer computes in 16 bits.
+"""Tolerances for float32, and for engines or trainers that compute in 16 bits.
 
-In 16 bits, experts that a router chooses by a hair differ, so only whole layers, heads, adapters or models are found.
+At 16 bits, rounding changes a router's selection, so only wrong layers, heads, adapters or models are detected.
 """
 
 
 def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
-    """Return the tolerance for the precision of engine and trainer, or None if they differ by design.
+    """Return the tolerance for the precision of engine and trainer, or None if engine and trainer differ by design.
 
-    They do if the engine quantizes, or samples from another distribution than the policy's.
+    Engine and trainer differ if the engine quantizes, or samples from a modified distribution.
     """
     rollout = config.rollout
     sampling, kwargs = rollout.train_kwargs, rollout.engine_kwargs
@@ -56,17 +56,17 @@ def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
 
 
 def unfiltered(sampling: SamplingConfig) -> SamplingConfig:
-    """Return options that sample from the policy's whole distribution."""
+    """Return ``sampling`` without filters and repetition penalty."""
     return replace(sampling, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
 
 
 def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord], step: int) -> None:
-    """Let engines sample with noisy weights, score their tokens by the policy, and restore the weights of ``step``.
+    """Check the engines' log-probabilities under perturbed weights, then restore the weights of ``step``.
 
-    Does nothing for engines without weights of their own, or without a :func:`tolerance_of`.
+    The check is skipped for engines without their own weights, and if :func:`tolerance_of` returns None.
 
     Raises:
-        WorkerError: If the log-probabilities of an engine are not those of the policy.
+        WorkerError: If an engine's log-probabilities differ from the policy's.
     """
     tolerance = tolerance_of(config, policy.workers.device_type)
     if config.rollout.name == "hf" or tolerance is None:
@@ -77,12 +77,12 @@ def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[Pr
     policy.finish_generation()
     noisy = policy.compute_logprobs(batch).logprobs
     policy.workers.run("restore_weights")
-    # Before the engines wake up and take memory.
+    # Score again before the engines wake up and take memory.
     moved = (policy.compute_logprobs(batch).logprobs - noisy).abs()
     policy.sync_weights(step)
     wrong = (batch.rollout_logprobs - noisy).abs()
     for engine in engines.unique().tolist():
-        # A model that the noise breaks is no test of its engine.
+        # Tokens on which the noise breaks the model are no test of the engine.
         tokens = (engines == engine).repeat_interleave(batch.response_lengths) & moved.isfinite()
         if not tokens.any():
             continue
@@ -96,7 +96,7 @@ def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[Pr
 
 
 def _sample(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord]) -> tuple[Batch, Tensor]:
-    """Sample short responses to the first prompts; return them with the index of each one's engine, [B] int64."""
+    """Sample short responses to the first prompts. Return the responses and each response's engine index, [B] int64."""
     num_engines = len(policy.engines.living) // config.rollout.tensor_parallel_size
     prompts = [records[i % len(records)] for i in range(ROWS * num_engines)]
     requests = ResponseRequests(

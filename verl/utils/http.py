@@ -1,0 +1,60 @@
+"""Requests to a service that answers with JSON and may be down, slow or hostile."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+MAX_BYTES = 1 << 20
+"""Default maximum size of an answer."""
+
+REPEATED = (408, 429, 500, 502, 503, 504)
+"""HTTP statuses after which the same request may succeed."""
+
+
+class ServerError(Exception):
+    """Raised if the server does not answer, or not as it should.
+
+    Args:
+        again: Whether the same request may succeed later.
+    """
+
+    def __init__(self, message: str, again: bool) -> None:
+        super().__init__(message)
+        self.again = again
+
+
+def key_session(key_variable: str, timeout_s: float | None) -> aiohttp.ClientSession:
+    """Return a session that sends the key in the environment variable ``key_variable``, if it is set."""
+    key = os.environ.get(key_variable)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=timeout_s))
+
+
+async def ask_json(
+    session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, max_bytes: int = MAX_BYTES
+) -> Any:
+    """Return the JSON value of one answer. Raises a one-line ``ServerError``, which does not contain the key."""
+    try:
+        async with session.request(method, url, json=body, allow_redirects=False) as answer:
+            data = bytearray()
+            async for chunk in answer.content.iter_any():
+                data += chunk
+                if len(data) > max_bytes:
+                    raise ServerError(f"{url} answered more than {max_bytes} bytes", again=False)
+    except TimeoutError:
+        raise ServerError(f"{url} did not answer within {session.timeout.total:g} s", again=True) from None
+    except (aiohttp.ClientError, ValueError, OSError) as error:  # an address or a key that no request can have
+        raise ServerError(f"{url} does not answer ({' '.join(str(error).split()):.200})", again=True) from None
+    # A server may repeat the key that it was given.
+    key = session.headers.get("Authorization", "").removeprefix("Bearer ")
+    text = data.decode(errors="replace").replace(key or "\0", "***")
+    if answer.status != 200:
+        said = f"{url} answered {answer.status}: {' '.join(text.split()):.200}"
+        raise ServerError(said, again=answer.status in REPEATED)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ServerError(f"{url} answered no JSON: {' '.join(text.split()):.200}", again=True) from None
