@@ -62,7 +62,6 @@ MODULES_BY_NAME = {
     "verl.api": "names the entry points, which run in processes of their own",
     "verl.rollout.engines": "the table of engines: each is imported only where it runs",
     "verl.rollout.environments.verl_tools": "stands in for modules that tool classes written for veRL import",
-    "verl.rollout.environments.pool": "an error names the user's class if it inherits the method",
     "verl.config.judge": "names the function that asks the judge",
     "verl.config.rewards": "names the verifiers as a part of sums",
     "verl.rewards.code": "a script that the sandbox runs imports what programs may use",
