@@ -251,7 +251,7 @@ def main(argv: list[str]) -> None:
         for waits in (False, True):
             outcomes |= {run: run.train(waits) for run in missing if outcomes.get(run) is None}
     failed = sum(outcome is False for outcome in outcomes.values())
-    report(study, runs, out, [argument for argument in argv if argument != "--report"])
+    report(study, runs, out, [str(options.study)])
     if failed:
         raise SystemExit(f"error: {failed} of {len(missing)} runs failed; the same command tries them again")
 
