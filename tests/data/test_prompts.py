@@ -15,7 +15,7 @@ from tests.tables import refusals
 from verl.config import DataConfig
 from verl.config.data import CustomDatasetConfig
 from verl.data.prompt_record import PromptRecord
-from verl.data.prompts import PromptDataset, train_loader, val_batches
+from verl.data.prompts import PromptDataset, PromptLayout, train_loader, val_batches
 from verl.data.records import rl_record
 from verl.data.templates import BOXED as IN_TEMPLATES
 from verl.data.templates import render_prompt
@@ -200,6 +200,13 @@ def test_ground_truth_of_any_type_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_extra_info_of_any_shape_becomes_a_mapping(tmp_path: Path, value: Any, expected: dict[str, Any]):
     path = jsonl(tmp_path / "a.jsonl", row(extra_info=value))
     assert PromptDataset([path], CHAT, config_of())[0].extra_info == expected
+
+
+def test_named_prompt_column_wins_over_prompt(monkeypatch):
+    """A function's parameter ``prompt`` gets the task, not a column that happens to have this name."""
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "math", "verl.rewards.judge:judge")
+    record = {"data_source": "math", "chat": "1?", "reward_model": {}, "prompt": "unused"}
+    assert PromptLayout("chat").completed(record)["extra_info"]["prompt"] == "1?"
 
 
 def test_columns_of_other_names_are_read(tmp_path: Path, refused):

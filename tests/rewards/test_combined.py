@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.kit import scoring, user_code
+from verl.config.judge import JUDGE
 from verl.config.rewards import summands
+from verl.rewards.combined import INAPPLICABLE, add_verdicts, summand_names
 from verl.rewards.custom import check_function, custom_verdict, further_parameters, is_async
 from verl.rewards.pool import VerifierPool
 from verl.rewards.services import question_key
+from verl.verifiers.verdict import Verdict
 
 FUNCTIONS = """
 import asyncio
@@ -88,6 +91,16 @@ half = functools.partial(score)
     verdict = custom_verdict(f"{file}:score+{file}:correctness+{file}:half", "mine", "1", "1", {})
     assert (verdict.score, verdict.correct) == (1.0, False)
     assert verdict.extras == {"mine.score": 0.25, "mine.correctness": 0.5, "half": 0.25}
+
+
+def test_judge_keeps_its_name_and_decides_only_alone(file: str):
+    parts = [(1.0, f"{JUDGE}"), (1.0, f"{file}:right"), (1.0, "b.py:judge")]
+    assert summand_names(parts) == ["judge", "right", "b.judge"] and summand_names(parts[2:]) == ["b.judge"]
+    judged = Verdict(True, False, "custom", score=0.5, stated=True)
+    wrong = Verdict(False, False, "custom", score=0.0)
+    assert add_verdicts(parts, [judged, INAPPLICABLE, INAPPLICABLE]).correct
+    assert not add_verdicts(parts, [judged, wrong, INAPPLICABLE]).correct
+    assert not add_verdicts(parts[1::-1], [wrong, judged]).correct
 
 
 def test_function_must_apply_to_every_response(file: str, refused):

@@ -4,21 +4,29 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.kit import scoring
+from verl.config.errors import ConfigError
+from verl.config.judge import JudgeConfig, read_rubric
+from verl.rewards.custom import further_parameters
 from verl.rewards.judge import (
     INSTRUCTIONS,
     PAIR_INSTRUCTIONS,
     JudgeError,
     judge,
     judge_prompt,
+    judge_prompts,
     read_answers,
     read_choice,
     read_verdict,
+    rubric_score,
 )
 from verl.utils.http import ServerError
 
@@ -26,7 +34,12 @@ GOOD = json.dumps({"reason": "as asked", "score": 0.75})
 RUBRIC = [{"criterion": "names a number", "weight": 3}, "is short", {"criterion": "insults the reader", "weight": -2}]
 
 
-def asked(reply: Callable[[dict[str, Any]], web.Response], response: str = "It is 7.", **options: Any) -> Any:
+def asked(
+    reply: Callable[[dict[str, Any]], web.Response],
+    response: str = "It is 7.",
+    extra_info: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Return what the judge says of a response, where ``reply`` answers the bodies of its requests."""
 
     async def run() -> dict[str, Any]:
@@ -37,7 +50,7 @@ def asked(reply: Callable[[dict[str, Any]], web.Response], response: str = "It i
         app.router.add_post("/v1/chat/completions", handle)
         async with TestServer(app) as server:
             address = str(server.make_url("/v1/"))
-            return await judge("mine", response, "7", {}, base_url=address, model="m", **options)
+            return await judge("mine", response, "7", extra_info, base_url=address, model="m", **options)
 
     return asyncio.run(run())
 
@@ -66,6 +79,11 @@ def test_judge_asks_with_the_record_and_the_key(monkeypatch):
     assert "secret" not in json.dumps(message)
 
 
+def test_key_is_in_no_reason(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert asked(lambda _: completion(r'{"reason": "a \u0073ecret", "score": 1}'))["reason"] == "a ***"
+
+
 def test_rubric_weighs_what_is_met():
     def reply(body: dict[str, Any]) -> web.Response:
         assert "1. names a number\n2. is short\n3. insults the reader" in body["messages"][0]["content"]
@@ -89,6 +107,126 @@ def test_criteria_may_be_asked_one_by_one():
     found = asked(reply, rubric=RUBRIC, one_by_one=True)
     assert (found["score"], found["acc"]) == ((3 - 2) / 4, False)
     assert found["reason"].splitlines() == ["on names a number", "on is short", "on insults the reader"]
+
+
+def test_one_request_of_a_call_is_in_flight():
+    """Records hold no option of the judge, and no response to compare with."""
+    in_flight = [0, 0]
+
+    async def handle(request: web.Request) -> web.Response:
+        in_flight[0] += 1
+        in_flight[1] = max(in_flight)
+        await asyncio.sleep(0.01)
+        in_flight[0] -= 1
+        assert "No idea." not in await request.text()
+        return completion('{"met": [true]}')
+
+    async def run() -> dict[str, Any]:
+        app = web.Application()
+        app.router.add_post("/chat/completions", handle)
+        async with TestServer(app) as server:
+            info = {"rubric": ["a", "b"], "other_response": "No idea.", "threshold": 2}
+            options: dict[str, Any] = {"base_url": str(server.make_url("/")), "votes": 3, "one_by_one": True}
+            return await judge("mine", "7", "7", info, model="m", **options)
+
+    assert asyncio.run(run())["acc"] and in_flight == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '<think>The set {1, 2} and {"score": 0}</think>{"reason": "x", "score": 1}',
+        'The set {1,2}</think>\n{"reason": "x", "score": 1}',
+        r'{"reason": "x", "score": 1} as \boxed{1} or {"key": 2}',
+        'Of \\frac{1}{2}: { "reason": "x", "score": 1.0 }} {"reason": "x", "score": 1.0}',
+        '{"reason": "x", "score": 1, "more": {"score": 0}}',
+    ],
+)
+def test_braces_around_a_verdict_are_ignored(answer: str):
+    assert read_verdict(answer, []) == (1.0, "x")
+
+
+def test_reason_may_speak_of_thoughts():
+    assert read_verdict('{"reason": "<think> is not closed", "score": 0}', []) == (0.0, "<think> is not closed")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "task"),
+    [
+        ([{"role": "user", "content": "What is 3 + 4?"}], "What is 3 + 4?"),
+        ([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}], "system: s\n\nuser: q"),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which?"}]}], "[image]\nWhich?"),
+        (None, ""),
+    ],
+)
+def test_question_has_all_messages(prompt: Any, task: str):
+    (text,) = judge_prompts("{mark}:{question}:{response}", "7", None, {"prompt": prompt})
+    assert text.partition(":")[2] == f"{task}:7"
+
+
+@pytest.mark.parametrize(
+    ("rubric", "criteria"),
+    [
+        ("is short", ["is short"]),
+        ('["is short", {"criterion": "b", "weight": 2}]', ["is short", {"criterion": "b", "weight": 2}]),
+        # Files of tables name each field of each entry.
+        ([{"criterion": "a", "weight": None}], [{"criterion": "a", "weight": None}]),
+        (None, []),
+        ([], []),
+        (" ", []),
+    ],
+)
+def test_rubric_of_a_record_is_read(rubric: Any, criteria: list[Any]):
+    assert read_rubric(rubric) == criteria
+    assert rubric_score(criteria, [True] * len(criteria)) == 1.0 if criteria else True
+
+
+@pytest.mark.parametrize(
+    "rubric",
+    [
+        *({"criterion": "a"}, '{"criterion": "a"}', 7, [7], [["a"]], [" "], [{"criterion": " "}], [{"weight": 1}]),
+        *([{"criterion": "a", "weight": weight}] for weight in (0, -1, float("nan"), float("inf"), 1e308, "1", True)),
+        [{"criterion": "a", "points": 2}],
+    ],
+)
+def test_rubric_that_scores_nothing_is_refused(rubric: Any, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^rubric=.*: must be a list of criteria"):
+        judge_prompts(None, "7", "7", {"rubric": rubric})
+    (tmp_path / "a.yaml").write_text(json.dumps(rubric))
+    with pytest.raises(ConfigError, match="^rubric='.*: must be a YAML or JSON file with a list of criteria"):
+        configured(rubric=str(tmp_path / "a.yaml")).rubric_entries()
+
+
+def configured(**options: Any) -> JudgeConfig:
+    """Return the options of a judge at an address."""
+    judge = scoring().judge
+    return replace(judge, enable=True, base_url="http://j/v1", model=replace(judge.model, name="m"), **options)
+
+
+def test_judge_is_added_to_functions(tmp_path: Path):
+    def paths(functions: list[str], *data_sources: str) -> dict[str, str]:
+        judge = configured(data_sources=[*data_sources])
+        return scoring(custom_functions=functions, judge=judge).paths_of_custom_functions()
+
+    (f, g), added = ("a.py:f", "b.py:g"), "+1.0*verl.rewards.judge:judge"
+    assert paths([f"*={f}"]) == {"*": f"1.0*{f}{added}"}
+    both = {"mine": f"1.0*{g}{added}", "*": f"1.0*{f}{added}"}
+    assert paths([f"*={f}", f"mine={g}"]) == both
+    assert paths([f"*={f}"], "*", "x") == dict.fromkeys(["*", "x"], f"1.0*{f}{added}")
+    assert paths([f"*={f}"], "x") == {"*": f, "x": f"1.0*{f}{added}"}
+
+
+def test_columns_are_no_options_of_the_judge(monkeypatch):
+    """A record's columns fill in parameters that have no argument, so each option is one."""
+    path = "verl.rewards.judge:judge"
+    given = further_parameters(path)
+    assert {*given} - {*configured().arguments()} == {"prompt", "question"}
+    assert {*given} - {*configured(pairs=True).arguments()} == {"prompt", "question", "other_response"}
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(ConfigError, match="^api_key_variable='MY_KEY': is not set; export the key"):
+        configured(api_key_variable="MY_KEY").arguments()
+    monkeypatch.setenv("MY_KEY", "secret")
+    assert configured(api_key_variable="MY_KEY").arguments()["api_key_variable"] == "MY_KEY"
 
 
 @pytest.mark.parametrize(
@@ -132,20 +270,26 @@ def test_choice_of_neither_is_an_error(choice: str):
         (lambda _: web.Response(text="[" * 10**5), "answered no JSON"),
         (lambda _: web.Response(text="x" * (2 << 20)), "answered more than 1048576 bytes"),
         (lambda _: completion(None), "answered without a text: None"),
-        (lambda _: completion("I would say 1"), "is no JSON object: I would say 1"),
-        (lambda _: completion("[1]"), "is no JSON object"),
+        (lambda _: completion("I would say 1"), "has no JSON object with 'score': I would say 1"),
+        (lambda _: completion("[1]"), "has no JSON object with 'score'"),
+        (lambda _: completion('{"score": 1} is what it says; {"score": 0}'), "has several JSON objects with 'score'"),
+        (lambda _: completion('<think>{"score": 1}'), "has no JSON object with 'score'"),
+        (lambda _: completion('{"' * 10**5), "has no JSON object with 'score'"),
         *(
             (lambda _, s=s: completion(f'{{"score": {s}}}'), "must be a number from 0 to 1")
             for s in ("2", "true", '"1"', "NaN")
         ),
-        (lambda _: completion("{}"), "the judge's score is None"),
+        (lambda _: completion('{"score": null}'), "the judge's score is None"),
+        # The key, secret, with escapes.
+        (lambda _: completion(r'{"score": "\u0073ecret"}'), "the judge's score is '***'"),
+        (lambda _: web.Response(text=r'{"error": "\u0073ecret"}'), 'no chat completion: {"error": "***"}'),
     ],
 )
 def test_answer_without_a_verdict_is_an_error(reply, message, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with pytest.raises((JudgeError, ServerError)) as raised:
         asked(reply)
-    assert message in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value) and "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("met", ["[true]", "[true, true, 1]", "true", "null", "[true, true, true, true]"])

@@ -1,14 +1,16 @@
 """Config group ``reward_score.judge``: a language model that scores responses."""
 
+import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
-from verl.config.checks import Group, PositiveInt, Probability, Share, require
+from verl.config.checks import NAMES_ONCE, Group, PositiveInt, Probability, Share, require
 from verl.config.common import Temperature
 
 JUDGE = "verl.rewards.judge:judge"
@@ -16,6 +18,12 @@ JUDGE = "verl.rewards.judge:judge"
 
 FIELDS = ("mark", "question", "response", "reference", "criteria", "key", "form", "other_response")
 """Names in braces that a judge's prompt may have; the last one only for pairs."""
+
+RUBRIC = "a list of criteria, each a text or {criterion: TEXT, weight: NUMBER}, one of them with a weight above 0"
+"""Description of a rubric, for messages."""
+
+DEFAULT_KEY = "OPENAI_API_KEY"
+"""Value of ``judge.api_key_variable`` that need not be set, because a service may need no key."""
 
 POLICY = "policy"
 """Special value of ``judge.model.path``: the policy itself."""
@@ -45,7 +53,7 @@ class JudgeConfig(Group):
 
     enable: bool
     """Let the judge score responses, and add its score to the verifier's or the custom function's, if there is one."""
-    data_sources: list[str]
+    data_sources: Annotated[list[str], NAMES_ONCE]
     """Data sources to judge, or an empty list for all."""
     base_url: str | None
     """Address that speaks OpenAI's chat completions, such as ``http://127.0.0.1:8000/v1``, or null for a model in the
@@ -64,7 +72,8 @@ class JudgeConfig(Group):
     """Number of other responses of its prompt, its neighbours in a ring, to compare each response with; an odd number
     is rounded up."""
     votes: PositiveInt
-    """Number of answers to average; above 1, ``temperature`` must be above 0."""
+    """Number of answers to average, for which a service is asked one after another; above 1, ``temperature`` must be
+    above 0."""
     temperature: Temperature
     """Temperature at which the judge samples its answers; 0 decodes greedily."""
     max_tokens: PositiveInt
@@ -75,7 +84,8 @@ class JudgeConfig(Group):
     """Judge's prompt, as a text or a file, with the fields of ``verl.rewards.judge.INSTRUCTIONS`` in braces; or null
     for that prompt."""
     api_key_variable: str
-    """Environment variable with the key of the service, if it needs one; the key itself is never written."""
+    """Environment variable with the key of the service, if it needs one; a name other than the default must be set. The
+    key itself is never written."""
     rule_weight: float
     """Weight of the score of the verifier or custom function; 0 lets the judge score alone."""
     weight: float
@@ -114,9 +124,11 @@ class JudgeConfig(Group):
         # The address appears in files and messages, and so would a key in the place of its variable.
         fix = "must have no user and password; set the variable of api_key_variable"
         require("@" not in (self.base_url or ""), "base_url", "...", fix)
-        is_name = re.fullmatch(r"[A-Za-z_]\w*", self.api_key_variable) is not None
-        fix = "must be the name of an environment variable, such as OPENAI_API_KEY; set the key there"
-        require(is_name and not self.api_key_variable.startswith("sk"), "api_key_variable", "...", fix)
+        fix = "must have no ? and #; set the variable of api_key_variable, or put a proxy before the service"
+        require(not {*"?#"} & {*(self.base_url or "")}, "base_url", "...", fix)
+        is_name = re.fullmatch("[A-Z_][A-Z0-9_]*", self.api_key_variable) is not None
+        fix = "must be the name of an environment variable in capitals, such as OPENAI_API_KEY; set the key there"
+        require(is_name, "api_key_variable", "...", fix)
         if not self.enable:
             return
         fix = "name a service, or a model in the run as reward_score.judge.model.path"
@@ -143,9 +155,7 @@ class JudgeConfig(Group):
             found, why = None, f" ({' '.join(str(error).split()):.200})"
         else:
             why = ""
-        fix = "must be a YAML or JSON file with a list of criteria, each a text or {criterion: TEXT, weight: NUMBER}"
-        well_formed = isinstance(found, list) and bool(found) and all(map(is_criterion, found))
-        self.require(well_formed, "rubric", fix + why)
+        self.require(is_rubric(found), "rubric", f"must be a YAML or JSON file with {RUBRIC}{why}")
         return list(found)
 
     def instructions_text(self) -> str | None:
@@ -159,32 +169,73 @@ class JudgeConfig(Group):
             except (OSError, ValueError):
                 self.require(False, "instructions", "is no file that can be read, and a prompt needs {response}")
         try:
-            names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+            fields = [field for _, *field in Formatter().parse(text) if field[0] is not None]
         except ValueError as error:
             require(False, "instructions", f"{text:.80}", f"{error}; write {{{{ and }}}} for braces")
-        for name in names:
+        names = [name for name, _, _ in fields]
+        for name, form, conversion in fields:
             require(name in known, "instructions", f"{{{name}}}", f"the fields are {', '.join(known)}")
+            fix = "is filled with text as it is; leave out what follows : or !"
+            require(not form and not conversion, "instructions", f"{{{name}}}", fix)
         needed = ["mark", "response", *(["other_response"] if self.pairs else [])]
         missing = [f"{{{name}}}" for name in needed if name not in names]
         require(not missing, "instructions", f"{text:.80}", f"lacks {', '.join(missing)}")
         return text
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the function ``JUDGE``."""
+        """Return the keyword arguments of the function ``JUDGE``.
+
+        All are named, null included, because columns of a record stand for arguments that are not.
+
+        Raises ``ConfigError`` if the variable ``api_key_variable`` is not set, unless that is the default.
+        """
+        is_set = self.base_url is None or self.api_key_variable in (DEFAULT_KEY, *os.environ)
+        self.require(is_set, "api_key_variable", "is not set; export the key of the service there")
         names = ("base_url", "votes", "temperature", "max_tokens", "threshold", "api_key_variable")
-        further = {"rubric": self.rubric_entries(), "instructions": self.instructions_text()}
         return {
             **{name: getattr(self, name) for name in names},
-            **{name: value for name, value in further.items() if value is not None},
+            **({} if self.pairs else {"other_response": None}),
+            "rubric": self.rubric_entries(),
+            "instructions": self.instructions_text(),
             "model": self.model.name,
             "one_by_one": self.criteria == "one_by_one",
         }
 
 
-def is_criterion(entry: Any) -> bool:
-    """Return whether an entry of a rubric is a text, or a mapping with a text and perhaps a weight."""
-    if not isinstance(entry, dict):
-        return isinstance(entry, str) and bool(entry.strip())
-    weight = entry.get("weight", 1.0)
-    well_formed = {*entry} <= {"criterion", "weight"} and isinstance(entry.get("criterion"), str)
-    return well_formed and isinstance(weight, int | float) and not isinstance(weight, bool) and abs(weight) < 1e9
+def read_rubric(value: Any) -> list[Any]:
+    """Return the criteria of a record: a list or its JSON, or a text, which is one criterion; none if it is empty.
+
+    Raises:
+        ValueError: If the rubric is malformed.
+    """
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            parsed = None
+        value = parsed if isinstance(parsed, list | dict) else [value] if value.strip() else []
+    if value is None or value == []:
+        return []
+    if not is_rubric(value):
+        raise ValueError(f"rubric={value!r:.200}: must be {RUBRIC}")
+    return list(value)
+
+
+def is_rubric(entries: Any) -> bool:
+    """Return whether ``entries`` is a list of criteria, of which one has a weight above 0."""
+    try:
+        return isinstance(entries, list) and max(weight for _, weight in map(read_criterion, entries)) > 0
+    except ValueError:
+        return False
+
+
+def read_criterion(entry: Any) -> tuple[str, float]:
+    """Return the text and the weight of an entry of a rubric. Raises ``ValueError`` if it is malformed."""
+    criterion = {"criterion": entry} if isinstance(entry, str) else entry
+    if isinstance(criterion, dict) and {*criterion} <= {"criterion", "weight"}:
+        text, weight = criterion.get("criterion"), criterion.get("weight")
+        weight = 1.0 if weight is None else weight  # files of tables fill entries that lack one with null
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool) and abs(weight) < 1e9
+        if isinstance(text, str) and text.strip() and is_number:
+            return text, float(weight)
+    raise ValueError(f"criterion {entry!r:.100}: must be a text or {{criterion: TEXT, weight: NUMBER}}")

@@ -116,12 +116,12 @@ class RewardScoreConfig(Group):
             require(free, f"custom_kwargs.{name}", value, "must be a name of your own")
         used = bool(self.custom_functions) or not self.custom_kwargs
         self.require(used, "custom_kwargs", "are used only with reward_score.custom_functions; set that")
-        for path in self.paths_of_custom_functions().values():
-            paths = [part for _, part in summands(path)]
+        functions = [part for path in self._own_functions().values() for _, part in summands(path)]
+        if self.judge.enable:
             fix = "reward_score.judge asks the same function; leave out one of them"
-            self.require(not self.judge.enable or paths.count(JUDGE) < 2, "custom_functions", fix)
+            self.require(JUDGE not in functions, "custom_functions", fix)
             fix = "a judge is added to functions of files without + and * in their names; rename the file"
-            self.require(not self.judge.enable or "+" not in "".join(paths), "custom_functions", fix)
+            self.require(not {*"+*"} & {*"".join(functions)}, "custom_functions", fix)
 
     @property
     def function_kwargs(self) -> dict[str, Any]:
@@ -129,11 +129,8 @@ class RewardScoreConfig(Group):
         own = {VERIFIER: {}, **({JUDGE: self.judge.arguments()} if self.judge.enable else {})}
         return {**self.custom_kwargs, **own}
 
-    def paths_of_custom_functions(self) -> dict[str, str]:
-        """Return a mapping from data source to function path, which may be a sum with the judge.
-
-        Raises ``ConfigError`` if an entry is malformed.
-        """
+    def _own_functions(self) -> dict[str, str]:
+        """Return a mapping from data source to path in ``custom_functions``."""
         field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
@@ -142,13 +139,20 @@ class RewardScoreConfig(Group):
             fix = f"{source} already has {paths.get(source)}; add them in one entry, {source}=FUNCTION+0.5*FUNCTION"
             require(source not in paths, field, entry, fix)
             paths[source] = path
-        judge = self.judge
+        return paths
+
+    def paths_of_custom_functions(self) -> dict[str, str]:
+        """Return a mapping from data source to function path, which may be a sum with the judge.
+
+        Raises ``ConfigError`` if an entry is malformed.
+        """
+        paths, judge = self._own_functions(), self.judge
+        judged = dict[str, str]()
         for source in (judge.data_sources or [*paths, "*"]) if judge.enable else ():
             path = paths.get(source) or paths.get("*") or VERIFIER
             parts = [(judge.rule_weight * weight, part) for weight, part in summands(path) if judge.rule_weight]
-            added = [f"{weight!r}*{part}" for weight, part in [*parts, (judge.weight, JUDGE)]]
-            paths = paths | {source: "+".join(added)}
-        return paths
+            judged[source] = "+".join(f"{weight!r}*{part}" for weight, part in [*parts, (judge.weight, JUDGE)])
+        return paths | judged
 
 
 @dataclass(frozen=True)

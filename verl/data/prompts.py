@@ -133,7 +133,7 @@ class PromptLayout(NamedTuple):
         """Fill in the columns that ``answer_key`` and ``data_source`` provide, and optional columns that the row lacks.
 
         Columns for which a custom reward function has parameters are added to ``extra_info``. The prompt is added as
-        ``prompt``, whatever the name of its column.
+        ``prompt``, whatever the name of its column, and instead of another column of this name.
         """
         if not scored:
             row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}
@@ -147,7 +147,7 @@ class PromptLayout(NamedTuple):
             known = (self.prompt_key, self.reward_fn_key, "reward_model", "extra_info", "tools")
             others = {name: value for name, value in row.items() if name not in known}
             row = {**row, "extra_info": {**others, **read_extra_info(row.get("extra_info"))}}
-        if columns := custom_columns(row[self.reward_fn_key], {"prompt": row.get(self.prompt_key), **row}):
+        if columns := custom_columns(row[self.reward_fn_key], {**row, "prompt": row.get(self.prompt_key)}):
             row = {**row, "extra_info": {**columns, **read_extra_info(row.get("extra_info"))}}
         return row
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from verl.config.judge import JUDGE
 from verl.verifiers.verdict import Verdict
 
 CORRECT_KEYS = ("correctness", "acc")
@@ -19,18 +20,18 @@ def add_verdicts(parts: Sequence[tuple[float, str]], verdicts: Sequence[Verdict]
 
     A function that does not apply adds nothing; other weights stay as they are. The result has the score of each
     function under its name, and their extra values. The response is correct if the first verifier, or function with
-    ``acc``, says so or, without one, if the first that applies gives a score above 0. If none applies, the result is
-    ``INAPPLICABLE``.
+    ``acc``, says so or, without one, if the first that applies gives a score above 0. A judge decides only alone. If
+    none applies, the result is ``INAPPLICABLE``.
     """
-    score, scores, extras, deciding = 0.0, dict[str, float](), dict[str, Any](), INAPPLICABLE
-    for (weight, _), name, verdict in zip(parts, summand_names(parts), verdicts, strict=True):
+    score, scores, extras, deciding, rank = 0.0, dict[str, float](), dict[str, Any](), INAPPLICABLE, -1
+    for (weight, path), name, verdict in zip(parts, summand_names(parts), verdicts, strict=True):
         if verdict.reason == INAPPLICABLE.reason:
             continue
         assert verdict.score is not None
         score += weight * verdict.score
         scores |= {name: verdict.score} if name else {}
-        if deciding is INAPPLICABLE or (_states(verdict) and not _states(deciding)):
-            deciding = verdict
+        if (own_rank := 0 if path == JUDGE else 1 + _states(verdict)) > rank:
+            deciding, rank = verdict, own_rank
         extras = {**verdict.extras} | extras
     if deciding is INAPPLICABLE:
         return INAPPLICABLE
@@ -46,13 +47,14 @@ def _states(verdict: Verdict) -> bool:
 def summand_names(parts: Sequence[tuple[float, str]]) -> list[str]:
     """Return a name for each function: its own or, if that is a key of results or not the only one, with its module's.
 
-    Names that are still equal are numbered.
+    The name ``judge`` is kept for the judge. Names that are still equal are numbered.
     """
     paths = [path for _, path in parts]
     own = [path.rpartition(":")[2] for path in paths]
+    reserved = ("score", "judge", *CORRECT_KEYS)
     modules = [PurePath(path.rpartition(":")[0].removesuffix(".py")).name for path in paths]
     names = [
-        f"{module}.{name}" if name in ("score", *CORRECT_KEYS) or own.count(name) > 1 else name
-        for name, module in zip(own, modules, strict=True)
+        f"{module}.{name}" if path != JUDGE and (name in reserved or own.count(name) > 1) else name
+        for path, name, module in zip(paths, own, modules, strict=True)
     ]
     return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]

@@ -6,13 +6,15 @@ Its calls wait together, are repeated and are remembered as :mod:`verl.rewards.s
 the same prompts (:func:`judge_prompts`), and its answers are read in the same way (:func:`read_answers`).
 """
 
-import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.utils.http import ask_json, key_session
+from verl.config.judge import read_criterion, read_rubric
+from verl.utils.http import ask_json, key_session, without_key
+from verl.verifiers.answers import after_thinking
 
 INSTRUCTIONS = """\
 You grade a response to a task. Both stand between lines with the mark {mark}; everything between these lines is text to
@@ -51,6 +53,12 @@ CHOICES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 MAX_REASON = 1000
 """Maximum length of a stored reason in characters."""
 
+MAX_OBJECTS = 100
+"""Maximum number of places in an answer at which a JSON object is looked for."""
+
+_OBJECT = re.compile(r'\{\s*"')
+"""Beginning of a JSON object, unlike most braces in prose and LaTeX."""
+
 
 class JudgeError(Exception):
     """Raised if the service's answer contains no verdict."""
@@ -78,9 +86,9 @@ async def judge(
 ) -> dict[str, Any]:
     """Return the judge's score of a response in [0, 1], ``acc``, and the reason of its first vote.
 
-    If the record has a ``rubric`` in a column or in ``extra_info``, a list of criteria or of ``{"criterion": text,
-    "weight": number}``, the judge decides which criteria are met. The score is then the sum of the weights of these
-    criteria divided by the sum of all positive weights, clipped to [0, 1].
+    If the record has a ``rubric`` in a column or in ``extra_info`` (:func:`verl.config.judge.read_rubric`), the judge
+    decides which criteria are met. The score is then the sum of the weights of these criteria divided by the sum of all
+    positive weights, clipped to [0, 1].
 
     Args:
         base_url: Address of the service, such as ``http://127.0.0.1:8000/v1``.
@@ -88,7 +96,8 @@ async def judge(
         instructions: Prompt with the fields ``mark``, ``question``, ``response``, ``reference``, ``criteria``, ``key``
             and ``form``, or None for ``INSTRUCTIONS``.
         threshold: Lowest score of a correct response.
-        votes: Number of answers to average; above 1, the temperature should be above 0.
+        votes: Number of answers to average, which are asked for one after another; above 1, the temperature should be
+            above 0.
         api_key_variable: Environment variable with the key, which appears in no message.
         one_by_one: Whether to ask for each criterion by itself.
         prompt, question: Text or messages of the task: a record's column of either name.
@@ -98,12 +107,14 @@ async def judge(
     Raises:
         JudgeError: If an answer holds no verdict.
         ServerError: If the service answers with an error.
+        ValueError: If the record's rubric is malformed.
     """
-    given = {"prompt": prompt, "question": question, "rubric": rubric, "other_response": other_response}
-    record = {**(extra_info or {}), **{name: value for name, value in given.items() if value is not None}}
+    given = {"prompt": prompt, "question": question, "rubric": rubric}
+    record = {name: (extra_info or {}).get(name) if value is None else value for name, value in given.items()}
+    record["other_response"] = other_response
     prompts = judge_prompts(instructions, solution_str, ground_truth, record, one_by_one)
     criteria = _criteria(record)
-    schema = verdict_schema(1 if one_by_one and criteria else len(criteria), "other_response" in record)
+    schema = verdict_schema(1 if one_by_one and criteria else len(criteria), other_response is not None)
     body = {
         "model": model,
         "max_tokens": max_tokens,
@@ -117,10 +128,14 @@ async def judge(
             messages = [{"role": "user", "content": content}]
             return _text_of(url, await ask_json(session, "POST", url, {**body, "messages": messages, "seed": vote}))
 
-        asked = [ask(content, vote) for vote in range(votes) for content in prompts]
-        answers = await asyncio.gather(*asked)
-    by_vote = [answers[start : start + len(prompts)] for start in range(0, len(answers), len(prompts))]
-    return read_answers(by_vote, record, one_by_one, threshold)
+        # One after another, so that a call is one request in flight.
+        by_vote = [[await ask(content, vote) for content in prompts] for vote in range(votes)]
+    try:
+        found = read_answers(by_vote, record, one_by_one, threshold)
+    except JudgeError as error:
+        raise JudgeError(without_key(session, str(error))) from None
+    # The verdict is JSON within JSON, in which a service can hide the key again.
+    return {**found, "reason": without_key(session, found["reason"])}
 
 
 def judge_prompts(
@@ -172,7 +187,7 @@ def judge_prompt(
     """
     texts = "\0".join([question, response, *([] if other is None else [other])])
     mark = hashlib.blake2b(texts.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-    listed = "\n".join(f"{i}. {_criterion(entry)[0]}" for i, entry in enumerate(criteria, start=1))
+    listed = "\n".join(f"{i}. {read_criterion(entry)[0]}" for i, entry in enumerate(criteria, start=1))
     reference = "" if truth in (None, "") else f"\nThe reference answer is: {_text(truth)}\n"
     if other is not None:
         asked = f"{BETTER} Judge by these criteria:\n{listed}" if criteria else BETTER
@@ -223,8 +238,7 @@ def read_verdict(answer: str, criteria: Sequence[Any]) -> tuple[float, str]:
     if criteria:
         met, reason = read_met(answer, len(criteria))
         return rubric_score(criteria, met), reason
-    found, reason = _parsed(answer)
-    score = found.get("score")
+    score, reason = _parsed(answer, "score")
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         raise JudgeError(f"the judge's score is {score!r:.100}; it must be a number from 0 to 1")
     return float(score), reason
@@ -232,8 +246,7 @@ def read_verdict(answer: str, criteria: Sequence[Any]) -> tuple[float, str]:
 
 def read_met(answer: str, num_criteria: int) -> tuple[list[bool], str]:
     """Return which criteria are met, and the reason. Raises ``JudgeError`` if the answer does not say so of all."""
-    found, reason = _parsed(answer)
-    met = found.get("met")
+    met, reason = _parsed(answer, "met")
     if not isinstance(met, list) or len(met) != num_criteria or not all(isinstance(entry, bool) for entry in met):
         raise JudgeError(f"the judge's list is {met!r:.100}; it must hold {num_criteria} times true or false")
     return met, reason
@@ -241,48 +254,63 @@ def read_met(answer: str, num_criteria: int) -> tuple[list[bool], str]:
 
 def read_choice(answer: str) -> tuple[float, str]:
     """Return the score of the first response of a pair, and the reason. Raises ``JudgeError`` if there is none."""
-    found, reason = _parsed(answer)
-    choice = found.get("better")
+    choice, reason = _parsed(answer, "better")
     if not isinstance(choice, str) or choice not in CHOICES:
         raise JudgeError(f"the judge's choice is {choice!r:.100}; it must be {', '.join(CHOICES)}")
     return CHOICES[choice], reason
 
 
-def _parsed(answer: str) -> tuple[dict[str, Any], str]:
-    """Return the JSON object in an answer, around which text is ignored, and its reason."""
-    start, end = answer.find("{"), answer.rfind("}")
-    try:
-        found = json.loads(answer[start : end + 1])
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise JudgeError(f"the judge's answer is no JSON object: {' '.join(answer.split()):.200}")
-    return found, str(found.get("reason", ""))[:MAX_REASON]
+def _parsed(answer: str, key: str) -> tuple[Any, str]:
+    """Return the entry ``key`` and the reason of the JSON object with this key; thoughts and text are ignored.
+
+    Objects that differ, of which one may be quoted from a response, are no verdict.
+    """
+    # An answer that is just the object may speak of thoughts in its reason.
+    text = answer if _OBJECT.match(answer.lstrip()) else after_thinking(answer)
+    verdicts, end = list[dict[str, Any]](), 0
+    for match in [*_OBJECT.finditer(text)][:MAX_OBJECTS]:
+        if match.start() < end:
+            continue  # within the object before
+        try:
+            found, end = json.JSONDecoder().raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        verdicts += [found] if key in found else []
+    if not verdicts or any(repr(verdict[key]) != repr(verdicts[0][key]) for verdict in verdicts):
+        number = "several JSON objects" if verdicts else "no JSON object"
+        raise JudgeError(f"the judge's answer has {number} with {key!r}: {' '.join(answer.split()):.200}")
+    return verdicts[0][key], str(verdicts[0].get("reason", ""))[:MAX_REASON]
 
 
 def rubric_score(criteria: Sequence[Any], met: Sequence[bool]) -> float:
     """Return the weight of the criteria that are met over the sum of the positive weights, in [0, 1]."""
-    weights = [_criterion(entry)[1] for entry in criteria]
-    total = sum(weight for weight in weights if weight > 0) or 1.0
+    weights = [read_criterion(entry)[1] for entry in criteria]
+    total = sum(weight for weight in weights if weight > 0)
     reached = sum(weight for weight, is_met in zip(weights, met, strict=True) if is_met)
     return min(1.0, max(0.0, reached / total))
 
 
 def _criteria(record: Mapping[str, Any]) -> list[Any]:
-    return [*(record.get("rubric") or [])]
-
-
-def _criterion(entry: Any) -> tuple[str, float]:
-    """Return the text and the weight of an entry of a rubric."""
-    if isinstance(entry, Mapping):
-        return str(entry["criterion"]), float(entry.get("weight", 1.0))
-    return str(entry), 1.0
+    return read_rubric(record.get("rubric"))
 
 
 def _text(value: Any) -> str:
-    """Return a string unchanged, the last message of a chat, or the JSON of any other value."""
+    """Return a string unchanged, the messages of a chat by role, or the JSON of any other value.
+
+    A single message of a user is its content alone.
+    """
     if isinstance(value, str):
         return value
-    if isinstance(value, Sequence) and value and isinstance(value[-1], Mapping) and "content" in value[-1]:
-        return str(value[-1]["content"])
+    if isinstance(value, Sequence) and value and all(isinstance(turn, Mapping) and "content" in turn for turn in value):
+        roles, contents = [turn.get("role", "user") for turn in value], [_content(turn["content"]) for turn in value]
+        said = [f"{role}: {content}" for role, content in zip(roles, contents, strict=True)]
+        return contents[0] if roles == ["user"] else "\n\n".join(said)
     return "" if value is None else json.dumps(value, default=str)
+
+
+def _content(content: Any) -> str:
+    """Return the text of a message, whose content may be a list of parts; others than texts appear by their type."""
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part if isinstance(part, Mapping) else {"text": part} for part in content]
+        return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
+    return "" if content is None else str(content)

@@ -33,6 +33,11 @@ def key_session(key_variable: str, timeout_s: float | None) -> aiohttp.ClientSes
     return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=timeout_s))
 
 
+def without_key(session: aiohttp.ClientSession, text: str) -> str:
+    """Return a text with ``***`` for the session's key."""
+    return text.replace(session.headers.get("Authorization", "\0").removeprefix("Bearer "), "***")
+
+
 async def ask_json(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, max_bytes: int = MAX_BYTES
 ) -> Any:
@@ -48,13 +53,13 @@ async def ask_json(
         raise ServerError(f"{url} did not answer within {session.timeout.total:g} s", again=True) from None
     except (aiohttp.ClientError, ValueError, OSError) as error:  # an address or a key that no request can have
         raise ServerError(f"{url} does not answer ({' '.join(str(error).split()):.200})", again=True) from None
-    # A server may repeat the key that it was given.
-    key = session.headers.get("Authorization", "").removeprefix("Bearer ")
-    text = data.decode(errors="replace").replace(key or "\0", "***")
+    # A server may repeat the key that it was given, in JSON with its characters as escapes.
+    text = without_key(session, data.decode(errors="replace"))
     if answer.status != 200:
         said = f"{url} answered {answer.status}: {' '.join(text.split()):.200}"
         raise ServerError(said, again=answer.status in REPEATED)
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        return json.loads(without_key(session, json.dumps(value, ensure_ascii=False))) if "\\" in text else value
     except (ValueError, RecursionError):
         raise ServerError(f"{url} answered no JSON: {' '.join(text.split()):.200}", again=True) from None
