@@ -182,8 +182,9 @@ def test_share_of_comparisons_won_is_the_score(small_config, tiny_tokenizer):
     assert [verdict.extras.get("comparisons") for verdict in found] == [2, 2, 1, None, 1]
     assert found[0].extras["orders_agree"] == 1.0 and len(engine.prompts) == 9
     # Whether a response has a box is not its neighbour's.
-    for reply in ('{"better": "tie"}', "no"):
-        boxes, _ = judged(small_config, tiny_tokenizer, lambda _, r=reply: r, ["1", "\\boxed{2}", "3"], **pairs)
+    replies: list[Callable[[str], str]] = [lambda _: '{"better": "tie"}', lambda _: "no"]
+    for reply in replies:
+        boxes, _ = judged(small_config, tiny_tokenizer, reply, ["1", "\\boxed{2}", "3"], **pairs)
         assert [verdict.boxed for verdict in boxes] == [False, True, False]
     biased = json.dumps({"better": "first"})
     found, _ = judged(small_config, tiny_tokenizer, lambda _: biased, ["1", "2", "3"], **pairs, opponents=1)
