@@ -111,6 +111,7 @@ def test_switches_as_documented(overrides, phase, total):
         (["algorithm=gae"], "critic, step", "critic moments", PARAMETERS),
         (["algorithm=gae"], "generate", "critic parameters", PARAMETERS / 2),
         (["algorithm=gae"], "critic, backward", "parameters", PARAMETERS / 2),
+        (["reward_score.judge.enable=true", "reward_score.judge.model.path=frozen"], "judge", "judge", 0.3 * 80e9),
     ],
 )
 def test_memory_by_holder(overrides, phase, holder, num_bytes):

@@ -25,6 +25,9 @@ def test_options_of_what_is_off_are_named():
         "actor.kl_loss_coef, actor.kl_loss_type: no effect without actor.use_kl_loss=true",
     ]
     assert unused("critic.optim.lr=1e-5") == ["critic.optim.lr: no effect without algorithm.adv_estimator=gae"]
+    assert unused("reward_score.judge.weight=2") == [
+        "reward_score.judge.weight: no effect without reward_score.judge.enable=true"
+    ]
     assert unused("actor.kl_loss_coef=0.1", "actor.use_kl_loss=true", "calculator.enable=true") == []
 
 

@@ -166,6 +166,16 @@ def test_verdicts_depend_on_a_custom_function(path: str, task, monkeypatch, tmp_
     assert verdict_settings(task.problems, custom) != changed != before
 
 
+def test_verdicts_depend_on_what_is_judged(task):
+    model = replace(CONFIG.judge.model, name="m")
+    judge = replace(CONFIG.judge, enable=True, base_url="http://127.0.0.1:9/v1", model=model)
+    found = [
+        verdict_settings(task.problems, replace(CONFIG, judge=replace(judge, data_sources=sources)))
+        for sources in ([], ["sums"], ["others"])
+    ]
+    assert found[0] != found[1] != found[2]
+
+
 def test_a_response_that_was_generated_again_is_scored_again(score):
     score()
     samples = SAMPLES | {(0, 0): replace(SAMPLES[0, 0], response="now it is \\boxed{7}")}

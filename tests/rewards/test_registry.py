@@ -8,8 +8,10 @@ import pytest
 from tests.tables import refusals
 from verl.algorithms.votes import answer_classes
 from verl.config.errors import ConfigError
+from verl.config.judge import JUDGE
+from verl.config.rewards import VERIFIER
 from verl.rewards import check_ground_truth, compute_score
-from verl.rewards.registry import VERIFIERS, Job, find_scorer
+from verl.rewards.registry import CUSTOM_FUNCTIONS, VERIFIERS, Job, find_scorer, rewards_boxes
 from verl.rewards.score import with_score
 from verl.verifiers.answers import vote_key
 
@@ -197,3 +199,11 @@ def test_tool_calls_are_scored_by_their_parts(calls: str, score: float):
     assert found["reward_extra_info"] == {"format_reward": 1.0, "accuracy_reward": pytest.approx(score)}
     assert found["score"] == pytest.approx(1 + score) and found["boxed"] and found["acc"] == (score == 3)
     assert compute_score("rlla", response + " more", TOOL_CALL)["score"] == pytest.approx(score)
+
+
+def test_verifier_of_a_sum_expects_its_box(monkeypatch: pytest.MonkeyPatch):
+    assert rewards_boxes("gsm8k") and not rewards_boxes("countdown")
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "*", f"1.0*{VERIFIER}+0.5*{JUDGE}")
+    assert rewards_boxes("gsm8k") and not rewards_boxes("countdown") and not rewards_boxes("mine")
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "*", f"0.5*{JUDGE}")
+    assert not rewards_boxes("gsm8k")

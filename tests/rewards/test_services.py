@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.kit import ROOT, scoring, user_code
+from verl.config.judge import JUDGE
 from verl.config.rewards import AsyncFunctionsConfig
 from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import ANSWERS, VerifierPool
@@ -220,3 +223,37 @@ def test_score_runs_a_coroutine(service: Service, tmp_path: Path):
     use_custom_functions(config.paths_of_custom_functions(), config.custom_kwargs)
     assert compute_score("mine", "good", "7")["score"] == 4.0
     use_custom_functions({})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_key_reaches_the_judge_through_the_pool(by_hand: bool, monkeypatch: pytest.MonkeyPatch):
+    """Also of the function named by hand, beside options of a judge in the run that is off."""
+    keys: list[str | None] = []
+
+    class Judge(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            keys.append(self.headers.get("Authorization"))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.dumps({"choices": [{"message": {"content": '{"reason": "r", "score": 0.75}'}}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", f"{len(body)}")
+            self.end_headers()
+            self.wfile.write(body)
+
+    monkeypatch.setenv("MY_KEY", "secret")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        given = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "api_key_variable": "MY_KEY"}
+        judge = scoring().judge
+        if by_hand:
+            judge = replace(judge, model=replace(judge.model, path="policy"))
+            functions = {"custom_functions": [f"mine={JUDGE}"], "custom_kwargs": {"model": "m", **given}}
+            config = scoring(judge=judge, num_workers=1, **functions)
+        else:
+            judge = replace(judge, enable=True, model=replace(judge.model, name="m"), data_sources=["mine"], **given)
+            config = scoring(judge=judge, num_workers=1)
+        with VerifierPool(config) as pool:
+            (found,) = ask(pool, "good")
+        server.shutdown()
+    assert (found.score, found.correct, keys) == (0.75, True, ["Bearer secret"])

@@ -4,7 +4,7 @@ The dataclasses are the schema; ``configs/`` contains the values.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from verl.config.actor import ActorConfig, LearnerConfig
@@ -174,6 +174,12 @@ class PPOConfig(Group):
         """Maximum total number of tokens in a prompt and its response in an engine, which may also judge responses."""
         judge = self.reward_score.judge
         return max(self.max_sequence_length, judge.max_length if judge.is_policy else 0)
+
+    def judge_engine(self, device_type: str) -> RolloutConfig:
+        """Return the options of a frozen judge's engine, whose cache on a GPU is the rest of the judge's share."""
+        share = self.reward_score.judge.model.gpu_memory_utilization
+        cache = 0 if device_type == "cuda" else self.rollout.kv_cache_memory_mb
+        return replace(self.rollout, gpu_memory_utilization=share, kv_cache_memory_mb=cache)
 
     def actor_updates(self, total_steps: int) -> int:
         """Return the number of optimizer steps of the policy in a run of ``total_steps``, at least 1."""
@@ -369,6 +375,8 @@ class PPOConfig(Group):
         fix = "a frozen judge shares the trainer's devices, which learn while engines of their own sample; serve it at "
         fix += "reward_score.judge.base_url, or set this to policy"
         self.require(not (judge.is_frozen and self.rollout.has_pool), field, fix)
+        fix = "a frozen judge needs the memory of an engine that sleeps; set it to true"
+        self.require(not judge.is_frozen or self.rollout.free_cache_engine, "rollout.free_cache_engine", fix)
         if not judge.pairs:
             return
         for option, n in {"rollout.n": self.rollout.n, "rollout.val_kwargs.n": self.rollout.val_kwargs.n}.items():

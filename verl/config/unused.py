@@ -14,6 +14,7 @@ SWITCHES = {
     "algorithm.filter_groups.": "algorithm.filter_groups.enable=true",
     "algorithm.pf_ppo.": "algorithm.use_pf_ppo=true",
     "reward_score.overlong_buffer.": "reward_score.overlong_buffer.enable=true",
+    "reward_score.judge.": "reward_score.judge.enable=true",
     "reward_model.": "reward_model.enable=true",
     "calculator.": "calculator.enable=true",
     "critic.": "algorithm.adv_estimator=gae",

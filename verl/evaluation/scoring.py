@@ -156,7 +156,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
         "problems": digest(json.dumps(truths, sort_keys=True).encode()),
         "timeout_s": config.timeout_s,
         "memory_limit_mb": config.memory_limit_mb,
-        "custom_functions": config.custom_functions,
+        "custom_functions": config.paths_of_custom_functions(),
         "custom_kwargs": config.custom_kwargs,
         **({"judge": config.function_kwargs[JUDGE]} if config.judge.enable else {}),
     }

@@ -73,7 +73,7 @@ class VerifierPool(KillablePool):
         """Process that waits for services, or None if no custom function is a coroutine."""
         # A model in the run judges in its engine.
         paths = {part for path in self._custom.values() for _, part in summands(path)}
-        if any(map(is_async, paths - {JUDGE} if config.judge.model.path else paths)):
+        if any(map(is_async, paths - {JUDGE} if config.judge.is_policy or config.judge.is_frozen else paths)):
             self._services = KillablePool(
                 "reward service process",
                 "reward_score",
@@ -178,7 +178,7 @@ class VerifierPool(KillablePool):
         totals, end = list[Verdict](), 0
         for summed in parts:
             start, end = end, end + (1 if summed is None else len(summed))
-            failed = [v for v, job in zip(verdicts[start:end], jobs[start:end], strict=True) if _has_failed(v, job)]
+            failed = [verdict for verdict in verdicts[start:end] if verdict.failed]
             if failed or summed is None:
                 totals.append((failed or verdicts[start:end])[0])
                 continue
@@ -240,10 +240,13 @@ class VerifierPool(KillablePool):
         assert None not in verdicts
         return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
-    def failure(self, error: BaseException, job: Job) -> Verdict:
-        """Return the verdict if the response caused its verifier to fail with ``error``; otherwise, raise it."""
+    def failure(self, error: BaseException, job: Job, tolerated: bool = False) -> Verdict:
+        """Return the verdict if the response caused its verifier to fail with ``error``; otherwise, raise it.
+
+        An error of a custom function is raised with ``on_function_error=fail``, unless it is ``tolerated``.
+        """
         reason = failure_reason(error)
-        if isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
+        if isinstance(error, CustomFunctionError) and (tolerated or self.config.on_function_error == "zero"):
             reason = "error"
             if not self._warned:
                 self._warned = True
@@ -255,12 +258,8 @@ class VerifierPool(KillablePool):
         boxed = extract_boxed(after_thinking(job.solution)) is not None
         extras = {"judge_failed": True} if job.scorer.path == JUDGE else {}
         own_score = job.scorer.is_custom or job.scorer.path in ZERO_IF_FAILED
-        return Verdict(False, boxed, reason, score=0.0 if own_score else None, extras=extras)
-
-
-def _has_failed(verdict: Verdict, job: Job) -> bool:
-    """Return whether a custom function exceeded its limits or raised an exception, so that the response scores 0."""
-    return job.scorer.is_custom and verdict.reason not in ("custom", INAPPLICABLE.reason)
+        score = 0.0 if own_score else None
+        return Verdict(False, boxed, reason, score=score, extras=extras, failed=job.scorer.is_custom)
 
 
 def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
-from verl.config.rewards import VERIFIER, summands
+from verl.config.judge import JUDGE
+from verl.config.rewards import VERIFIER, is_sum, summands
 from verl.rewards import code
 from verl.rewards.custom import CUSTOM_KWARGS, check_function, custom_verdict, further_parameters
 from verl.rewards.score import with_score
@@ -154,8 +155,15 @@ def can_score(data_source: str, ground_truth: Any) -> bool:
 
 
 def rewards_boxes(data_source: str) -> bool:
-    """Return whether the scorer for ``data_source`` expects answers in ``\\boxed{}``."""
-    return find_scorer(data_source).path in BOXED
+    """Return whether a scorer for ``data_source``, or one of a sum, expects answers in ``\\boxed{}``."""
+    scorer = find_scorer(data_source)
+    return any(scorer.part(path, data_source).path in BOXED for _, path in summands(scorer.path))
+
+
+def adds_judge() -> bool:
+    """Return whether the judge is one of the functions that are added for any data source."""
+    sums = [path for path in CUSTOM_FUNCTIONS.values() if is_sum(path)]
+    return any(part == JUDGE for path in sums for _, part in summands(path))
 
 
 class Job(NamedTuple):
@@ -194,6 +202,14 @@ class Job(NamedTuple):
                 return verdict
             verdicts.append(verdict)
         return None if None in verdicts else verdicts[0]
+
+
+def judge_job(
+    data_source: str, response: str, truth: Any, extra_info: Mapping[str, Any], other: str | None = None
+) -> Job:
+    """Return the call of the judge on a response, or on its comparison with an ``other`` one."""
+    info = {**extra_info, "other_response": other}
+    return Job(Scorer(JUDGE, is_custom=True), data_source, response, truth, info, is_part=True)
 
 
 def compute_score(

@@ -154,6 +154,9 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
     sampling = {"context": CONTEXT_GB} if rollout.has_pool else at_work if rollout.name == "hf" else held
     phases = {"generate": sampling | engine, "logprobs": at_work | awake | scoring}
     phases |= update("update", "model", actor, beside)
+    judge = config.reward_score.judge
+    if judge.is_frozen:
+        phases["judge"] = held | {"judge": judge.model.gpu_memory_utilization * gpu_gb}
     if rollout.name != "hf":
         phases["sync"] = at_work | colocated | {"bucket": _syncing(config, policy) / GB}
     return phases | (update("critic", "critic.model", config.critic, {}) if "critic.model" in shapes else {})
@@ -200,6 +203,8 @@ def shape_of(model: ModelConfig) -> PretrainedConfig | None:
 def peak_of(phases: Mapping[str, Parts]) -> tuple[str, float, str]:
     """Return the phase that needs the most memory, its total in GB, and the options that reduce it."""
     phase = max(phases, key=lambda name: sum(phases[name].values()))
+    if phase == "judge":
+        return phase, sum(phases[phase].values()), "lower reward_score.judge.model.gpu_memory_utilization"
     options = f"{fix(METHODS.get(phase, 'load'), ON_GPU)}, or train adapters (model.lora.rank=32)"
     return phase, sum(phases[phase].values()), options
 

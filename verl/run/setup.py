@@ -13,9 +13,10 @@ from verl.cluster.start import resolve_device
 from verl.config.checks import require
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError, Mistakes
+from verl.config.judge import JUDGE
 from verl.config.paths import SHIPPED
 from verl.config.ppo import PPOConfig
-from verl.config.rewards import RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig, summands
 from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import Begin, PromptDataset, train_loader, val_batches
 from verl.data.teacher_prompts import TeacherPrompts
@@ -29,6 +30,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
+from verl.rewards.registry import find_scorer, judge_job
 from verl.rollout.engines import check_engine_model, check_head_size, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
 from verl.rollout.environments.pool import beginning
@@ -245,8 +247,8 @@ def judge_tokenizer(
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
     """Call each data source's custom function on the source's first record, as in training.
 
-    The response is empty in one call and the ground truth in another. Returns a warning for each call that exceeded a
-    limit.
+    The response is empty in one call and the ground truth in another; a judge of pairs at an address compares these.
+    Returns a warning for each call that exceeded a limit.
 
     Raises:
         ConfigError: If a function raises an error, returns no score, or is for a data source without records.
@@ -274,6 +276,12 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
             [record.ground_truth for record, _ in tries],
             [record.extra_info for record, _ in tries],
         )
+        if config.judge.waits and config.judge.base_url is not None:
+            paths = [find_scorer(record.data_source, custom).path for record in scored]
+            judged = [JUDGE in [part for _, part in summands(path)] for path in paths]
+            first = scored[judged.index(True)]
+            given = (first.data_source, "", first.ground_truth, first.extra_info)
+            verifiers.submit_judgements([judge_job(*given, str(first.ground_truth))]).result()
     return [
         f"reward_score.custom_functions: the function of data_source={record.data_source!r} scored the response "
         f"{text!r:.100} 0 for {verdict.reason}, tried on the first record"

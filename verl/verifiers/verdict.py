@@ -29,6 +29,8 @@ class Verdict:
     """Fraction of tests that a program passed, or None for other kinds of responses."""
     stated: bool = field(default=False, compare=False)
     """Whether a custom function said by a key of its own, such as ``acc``, that the response is ``correct``."""
+    failed: bool = field(default=False, compare=False)
+    """Whether a custom function failed, so that the response scores 0 whatever other functions say."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as a dictionary with veRL's keys for reward function results."""

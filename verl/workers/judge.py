@@ -1,7 +1,5 @@
 """Worker of a frozen judge: a vLLM engine that sleeps unless it judges."""
 
-from dataclasses import replace
-
 from verl.config.ppo import PPOConfig
 from verl.models.hub import local_folder
 from verl.models.info import ModelInfo
@@ -23,7 +21,7 @@ class JudgeWorker:
         join_world(place)
         judge, own = config.reward_score.judge, config.reward_score.judge.model
         assert own.path is not None, "JudgeConfig.is_frozen"
-        options = replace(config.rollout, gpu_memory_utilization=own.gpu_memory_utilization)
+        options = config.judge_engine(place.device_type)
         folder, trust = local_folder(own.path), own.trust_remote_code
         # Unlike the policy's, these weights never change: they wait in host memory (level 1).
         self.sleeps = place.device_type == "cuda"

@@ -5,11 +5,14 @@ import torch
 from conftest import rank_metrics
 
 from verl.batch import Batch
+from verl.config.judge import JUDGE
+from verl.rewards.registry import CUSTOM_FUNCTIONS
 from verl.rewards.score import with_score
 from verl.trainer.logging.rollout_metrics import (
     at_k_metrics,
     dataset_scalars,
     filtered_length_metrics,
+    judge_metrics,
     lag_metrics,
     learning_metrics,
     length_metrics,
@@ -265,3 +268,11 @@ def test_k_of_other_numbers_and_no_answers():
         for k in (2, 4, 8)
         for name, suffix in (("pass", ""), ("best", "/mean"), ("worst", "/mean"))
     ]
+
+
+def test_value_of_the_judges_name_is_read_only_from_a_judge(monkeypatch: pytest.MonkeyPatch):
+    values = ["good", [1], None, 0.25, math.inf, 0.75, True]
+    verdicts = [Verdict(True, True, "custom", score=1.0, extras={"judge": value}) for value in values]
+    assert judge_metrics(verdicts) == {}
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "*", f"0.5*{JUDGE}")
+    assert judge_metrics(verdicts) == {"judge/score/mean": 0.5, "judge/failed_share": 0.0}

@@ -1,13 +1,16 @@
 """A judge that waits for sampling: pairs within a group, and a model in the run, whose answers come from a function."""
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.kit import ppo_config, scoring, user_code
 from tests.rewards.test_judge import ATTACKS
 from verl.batch import Batch
 from verl.config import PPOConfig
@@ -16,6 +19,7 @@ from verl.data.templates import render_untrusted
 from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import use_custom_functions
+from verl.run.setup import try_reward_functions
 from verl.trainer.ppo.judging import Judging, ring
 from verl.trainer.ppo.verification import Verification
 from verl.utils.portable import valid_unicode
@@ -31,11 +35,13 @@ class Engine:
         self.tokenizer, self.answer = tokenizer, answer
         self.prompts: list[str] = []
         self.uids: set[int] = set()
+        self.temperatures: set[float] = set()
 
     def generate(self, records, sampling, seed, max_response_length):
         assert (seed, max_response_length) == (0, 64)
         self.prompts += [self.tokenizer.decode(record.input_ids) for record in records]
         self.uids |= {record.uid for record in records}
+        self.temperatures.add(sampling.temperature)
         texts = [self.answer(self.tokenizer.decode(record.input_ids)) for record in records for _ in range(sampling.n)]
         prompts = [record.input_ids for record in records for _ in range(sampling.n)]
         return Batch.of(prompts, [self.tokenizer.encode(text) for text in texts])
@@ -48,17 +54,20 @@ def judged(
     texts: list[str],
     on_error: str = "zero",
     source: str = "arithmetic",
+    functions: Sequence[str] = (),
+    columns: Mapping[str, Any] = {},
+    unfinished: Collection[int] = (),
     **options: Any,
 ) -> tuple[list[Verdict], Engine]:
-    """Return the verdicts on responses to one prompt, whose answer is 7, and the engine that was asked."""
+    """Return the verdicts on finished responses to one prompt, whose answer is 7, and the engine that was asked."""
     model = type(config.reward_score.judge.model)(**LONG, path="policy", max_prompt_length=2000)
     judge = replace(config.reward_score.judge, enable=True, max_tokens=64, **{"model": model} | options)
     val = replace(config.rollout.val_kwargs, n=4, temperature=1.0)
     config = replace(config, rollout=replace(config.rollout, val_kwargs=val))
     config = replace(config, reward_score=replace(config.reward_score, judge=judge, on_function_error=on_error))
-    scores = config.reward_score
+    scores = replace(config.reward_score, custom_functions=[*functions])
     use_custom_functions(scores.paths_of_custom_functions(), scores.function_kwargs)
-    record = PromptRecord(0, [5], source, "7", {"prompt": "What is 3 + 4?"}, [], False)
+    record = PromptRecord(0, [5], source, "7", {"prompt": "What is 3 + 4?", **columns}, [], False)
     engine: Any = Engine(tokenizer, answer)
     try:
         with VerifierPool(scores) as pool:
@@ -66,6 +75,8 @@ def judged(
             records = [record] * len(texts)
             verification = Verification(records, tokenizer, [], pool, judging=judging, group_size=len(texts))
             for row, text in reversed([*enumerate(texts)]):
+                if row in unfinished:
+                    continue
                 verification.add(Batch.of([[5]], [tokenizer.encode(text)], request=torch.tensor([row])))
             verification.submit()
             verification.judge()
@@ -85,7 +96,7 @@ def test_ring_compares_each_response_with_neighbours():
 
 
 @pytest.mark.slow
-def test_model_in_the_run_is_added_to_the_verifier(small_config, tiny_tokenizer):
+def test_model_in_the_run_is_added_to_the_verifier(small_config, tiny_tokenizer, caplog):
     """Its scores count beside the verifier's, equal responses are asked for once, and a failure costs its response."""
 
     def answer(prompt: str) -> str:
@@ -105,8 +116,51 @@ def test_model_in_the_run_is_added_to_the_verifier(small_config, tiny_tokenizer)
     with pytest.raises(CustomFunctionError, match="reward_score.judge on data_source='arithmetic': the judge's answer"):
         judged(small_config, tiny_tokenizer, answer, ["9"], on_error="fail")
     model = type(small_config.reward_score.judge.model)(**LONG, path="policy", max_prompt_length=50)
-    with pytest.raises(CustomFunctionError, match=r"more than reward_score.judge.model.max_prompt_length=50 tokens"):
-        judged(small_config, tiny_tokenizer, answer, ["7"], on_error="fail", model=model)
+    found, _ = judged(small_config, tiny_tokenizer, answer, ["7"], on_error="fail", model=model)
+    assert [(v.score, v.reason, v.extras) for v in found] == [(0.0, "error", {"judge_failed": True})]
+    assert "more than reward_score.judge.model.max_prompt_length=50 tokens" in caplog.text
+
+
+@pytest.mark.slow
+def test_rubric_votes_and_temperature_reach_the_model(small_config, tiny_tokenizer, tmp_path: Path):
+    """Each criterion of the file is asked for by itself, all votes count, and unfinished responses are not judged."""
+    asked = Counter[str]()
+
+    def answer(prompt: str) -> str:
+        (criterion,) = [name for name in ("names a number", "is short") if f"1. {name}" in prompt]
+        assert "2. " not in prompt and "insults" not in prompt
+        asked[prompt] += 1
+        return json.dumps({"reason": criterion, "met": [criterion == "names a number" or asked[prompt] == 1]})
+
+    rubric = tmp_path / "rubric.yaml"
+    rubric.write_text("- names a number\n- {criterion: is short, weight: 3}\n")
+    options: dict[str, Any] = {"rubric": str(rubric), "criteria": "one_by_one", "votes": 2, "temperature": 0.5}
+    options |= {"rule_weight": 0.0, "columns": {"rubric": ["insults"], "other_response": "9"}, "unfinished": [2]}
+    found, engine = judged(small_config, tiny_tokenizer, answer, ["7", "8", "late"], **options)
+    # The shares of weight that the first and the second vote find.
+    assert [(v.score, v.extras["reason"]) for v in found] == [((1 + 1 / 4) / 2, "names a number\nis short")] * 2
+    assert len(engine.prompts) == 4 and engine.temperatures == {0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rubric", [[{"weight": 1}], [{"criterion": "x", "weight": "much"}], 5])
+def test_malformed_rubric_is_a_failure_of_its_record(rubric: Any, small_config, tiny_tokenizer):
+    options: dict[str, Any] = {"columns": {"rubric": rubric}}
+    found, engine = judged(small_config, tiny_tokenizer, str, ["7"], **options)
+    assert [(v.score, v.reason) for v in found] == [(0.0, "error")] and not engine.prompts
+    line = "^reward_score.judge on data_source='arithmetic': no prompt can be made of the record and its rubric: "
+    with pytest.raises(CustomFunctionError, match=line):
+        judged(small_config, tiny_tokenizer, str, ["7"], on_error="fail", **options)
+
+
+@pytest.mark.slow
+def test_failure_of_a_function_is_not_made_up_by_the_judge(small_config, tiny_tokenizer, tmp_path: Path):
+    """Neither beside a verifier nor alone, while a verifier's own failure counts as a wrong answer."""
+    file = user_code(tmp_path, "def big(**_):\n    raise MemoryError\n")
+    best = json.dumps({"score": 1})
+    for functions in ([f"arithmetic=verl.rewards.registry:verifier+{file}:big"], [f"arithmetic={file}:big"]):
+        found, _ = judged(small_config, tiny_tokenizer, lambda _: best, ["7"], functions=functions)
+        assert [(v.score, v.correct, v.reason) for v in found] == [(0.0, False, "memory")]
 
 
 @pytest.mark.slow
@@ -124,8 +178,14 @@ def test_share_of_comparisons_won_is_the_score(small_config, tiny_tokenizer):
     found, engine = judged(small_config, tiny_tokenizer, answer, ["1", "2", "2", "x", "3"], **pairs)
     assert [verdict.score for verdict in found] == [0.0, 0.75, 0.5, 0.0, 1.0]
     assert [verdict.reason for verdict in found] == ["custom"] * 3 + ["error", "custom"]
+    assert [verdict.correct for verdict in found] == [False, True, True, False, True]
     assert [verdict.extras.get("comparisons") for verdict in found] == [2, 2, 1, None, 1]
     assert found[0].extras["orders_agree"] == 1.0 and len(engine.prompts) == 9
+    # Whether a response has a box is not its neighbour's.
+    replies: list[Callable[[str], str]] = [lambda _: '{"better": "tie"}', lambda _: "no"]
+    for reply in replies:
+        boxes, _ = judged(small_config, tiny_tokenizer, reply, ["1", "\\boxed{2}", "3"], **pairs)
+        assert [verdict.boxed for verdict in boxes] == [False, True, False]
     biased = json.dumps({"better": "first"})
     found, _ = judged(small_config, tiny_tokenizer, lambda _: biased, ["1", "2", "3"], **pairs, opponents=1)
     assert [(v.score, v.extras["orders_agree"]) for v in found] == [(0.5, 0.0)] * 3
@@ -148,3 +208,20 @@ def test_special_tokens_of_a_response_are_plain_text(attack: str, tiny_tokenizer
     special = {*tiny_tokenizer.all_special_ids}
     of_attack = [token for token in render_untrusted(attack, tiny_tokenizer) if token in special]
     assert of_attack == [token for token in plain if token in special] != []
+
+
+@pytest.mark.slow
+def test_dead_judge_of_pairs_is_found_at_the_start():
+    model = replace(scoring().judge.model, name="m")
+    judge = replace(scoring().judge, enable=True, base_url="http://127.0.0.1:9/v1", model=model, pairs=True)
+    calls = replace(scoring().async_functions, max_retries=0)
+    record = PromptRecord(0, [5], "arithmetic", "7", {"prompt": "What is 3 + 4?"}, [], False)
+    with pytest.raises(CustomFunctionError, match="judge.* on data_source='arithmetic'.*127.0.0.1:9"):
+        try_reward_functions(scoring(judge=judge, async_functions=calls), [record])
+
+
+def test_cache_of_a_frozen_judge_is_not_the_policys():
+    config = ppo_config("rollout.kv_cache_memory_mb=4096 reward_score.judge.model.gpu_memory_utilization=0.25")
+    engines = {kind: config.judge_engine(kind) for kind in ("cuda", "cpu")}
+    assert {kind: engine.kv_cache_memory_mb for kind, engine in engines.items()} == {"cuda": 0, "cpu": 4096}
+    assert {engine.gpu_memory_utilization for engine in engines.values()} == {0.25}

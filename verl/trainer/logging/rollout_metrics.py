@@ -3,6 +3,7 @@
 Legend: B responses, M response tokens, R padded response length, n consecutive responses per prompt, L layers, K turns.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -18,6 +19,7 @@ from verl.batch.flat import sums_within
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.dynamics import by_layer
 from verl.rewards.custom import extra_metrics
+from verl.rewards.registry import adds_judge
 from verl.rollout.environments.pool import COUNTS
 from verl.verifiers.answers import vote_key
 from verl.verifiers.verdict import Verdict
@@ -287,10 +289,14 @@ def score_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def judge_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the mean of the judge's scores, and the share of responses that it failed to score, or {} without one."""
-    scores = [verdict.extras["judge"] for verdict in verdicts if "judge" in verdict.extras]
+    """Return the mean of the judge's scores, and the share of responses that it failed to score, or {} without one.
+
+    A function of the user's may return values of the same names, so they are read only if there is a judge.
+    """
+    scores = [verdict.extras.get("judge") for verdict in verdicts]
+    scores = [score for score in scores if isinstance(score, float) and math.isfinite(score)]
     num_failed = sum("judge_failed" in verdict.extras for verdict in verdicts)
-    if not scores and not num_failed:
+    if not (adds_judge() and (scores or num_failed)):
         return {}
     means = {"judge/score/mean": fmean(scores)} if scores else {}
     return means | {"judge/failed_share": num_failed / (num_failed + len(scores))}

@@ -6,6 +6,7 @@ Legend: B responses, n consecutive responses per prompt.
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.judge import JUDGE
 from verl.config.ppo import PPOConfig
-from verl.config.rewards import VERIFIER, summands
+from verl.config.rewards import summands
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
 from verl.data.templates import render_untrusted
@@ -22,10 +23,12 @@ from verl.rewards.combined import INAPPLICABLE, add_verdicts
 from verl.rewards.custom import CustomFunctionError, verdict_of
 from verl.rewards.judge import JudgeError, judge_prompts, read_answers
 from verl.rewards.pool import VerifierPool
-from verl.rewards.registry import Job, Scorer, find_scorer
+from verl.rewards.registry import Job, find_scorer, judge_job
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.roles import PolicyWorkers
 from verl.single_controller.worker_group import WorkerGroup
+from verl.utils.user_code import described
+from verl.verifiers.answers import after_thinking, extract_boxed
 from verl.verifiers.verdict import Verdict
 
 Judged = Callable[[], list[Verdict | None]]
@@ -57,19 +60,18 @@ class Judging:
         jobs = [job for _, job in questions]
         if self.tokenizer is None:
             pending = self.verifiers.submit_judgements(jobs)
-            return lambda: self._by_row(questions, pending.result(), len(records))
+            return lambda: self._by_row(questions, pending.result(), texts)
         verdicts = self._ask_model(jobs) if self.workers is None else None
-        return lambda: self._by_row(questions, verdicts or self._ask_model(jobs), len(records))
+        return lambda: self._by_row(questions, verdicts or self._ask_model(jobs), texts)
 
     def add(self, record: PromptRecord, base: Verdict | None, judged: Verdict) -> Verdict:
         """Return the verdict of a sum, where ``base`` is that of all its functions but the judge, if it has others."""
-        path = find_scorer(record.data_source).path
-        functions = not any(part == VERIFIER for _, part in summands(path))
-        if base is not None and base.reason in ("error", *(("timeout", "memory", "crash") if functions else ())):
+        if base is not None and base.failed:
             return base
-        if judged.reason != "custom":
+        if judged.failed:
             return judged
-        return add_verdicts([(1.0, ""), (_weight(path), JUDGE)], [base or INAPPLICABLE, judged])
+        weight = _weight(find_scorer(record.data_source).path)
+        return add_verdicts([(1.0, ""), (weight, JUDGE)], [base or INAPPLICABLE, judged])
 
     # --- Questions ---
 
@@ -82,21 +84,21 @@ class Judging:
             if not _weight(find_scorer(record.data_source).path):
                 continue
             for rows in (tuple(start + place for place in pair) for pair in pairs):
-                info = {**record.extra_info} | ({"other_response": texts[rows[1]]} if judge.pairs else {})
-                call = (Scorer(JUDGE, is_custom=True), record.data_source, texts[rows[0]], record.ground_truth, info)
-                questions.append((rows, Job(*call, is_part=True)))
+                given = (record.data_source, texts[rows[0]], record.ground_truth, record.extra_info)
+                questions.append((rows, judge_job(*given, texts[rows[1]] if judge.pairs else None)))
         return questions
 
     def _by_row(
-        self, questions: Sequence[Question], verdicts: Sequence[Verdict], num_rows: int
+        self, questions: Sequence[Question], verdicts: Sequence[Verdict], texts: Sequence[str]
     ) -> list[Verdict | None]:
         """Return the verdict on each row: its own, or the share of comparisons won of those that did not fail."""
-        won: list[list[tuple[float, Verdict]]] = [[] for _ in range(num_rows)]
-        found: list[Verdict | None] = [None] * num_rows
+        won: list[list[tuple[float, Verdict]]] = [[] for _ in texts]
+        found: list[Verdict | None] = [None for _ in texts]
         for (rows, _), verdict in zip(questions, verdicts, strict=True):
             for row in rows:
-                found[row] = found[row] or verdict
-                if len(rows) == 2 and verdict.reason == "custom":
+                boxed = extract_boxed(after_thinking(texts[row])) is not None
+                found[row] = found[row] or replace(verdict, boxed=boxed)
+                if len(rows) == 2 and not verdict.failed:
                     assert verdict.score is not None
                     won[row].append((verdict.score if row == rows[0] else 1 - verdict.score, verdict))
         for row, comparisons in enumerate(won):
@@ -105,38 +107,52 @@ class Judging:
                 agree = fmean(verdict.extras["orders_agree"] for _, verdict in comparisons)
                 extras = {**first.extras, "orders_agree": agree, "comparisons": len(comparisons)}
                 correct = score >= self.config.reward_score.judge.threshold
-                found[row] = replace(first, score=score, correct=correct, extras=extras)
+                own = found[row] or first
+                found[row] = replace(first, boxed=own.boxed, score=score, correct=correct, extras=extras)
         return found
 
     # --- A model in the run ---
 
+    @cached_property
+    def _given(self) -> dict[str, Any]:
+        return self.config.reward_score.judge.arguments()
+
     def _ask_model(self, jobs: Sequence[Job]) -> list[Verdict]:
         """Return the verdicts of a model in the run, which are failures where its answers cannot be read."""
-        judge = self.config.reward_score.judge
-        given = judge.arguments()
-        rubric = {} if given.get("rubric") is None else {"rubric": given["rubric"]}
-        records = [{**(job.extra_info or {}), **rubric} for job in jobs]
-        asked = [
-            judge_prompts(given.get("instructions"), job.solution, job.ground_truth, record, given["one_by_one"])
-            for job, record in zip(jobs, records, strict=True)
+        asked = [self._prompts(job) for job in jobs]
+        answers = self._answers([*dict.fromkeys(text for texts in asked if isinstance(texts, list) for text in texts)])
+        return [
+            self._read(job, texts, answers) if isinstance(texts, list) else texts
+            for job, texts in zip(jobs, asked, strict=True)
         ]
-        answers = self._answers(list(dict.fromkeys(text for texts in asked for text in texts)))
-        verdicts = []
-        for job, record, texts in zip(jobs, records, asked, strict=True):
-            try:
-                by_vote = [[answers[text][vote] for text in texts] for vote in range(judge.votes)]
-                result = read_answers(by_vote, record, given["one_by_one"], judge.threshold)
-                verdicts.append(verdict_of(JUDGE, job[1:5], result, True))
-            except (JudgeError, KeyError) as error:
-                why = f"{error}" if isinstance(error, JudgeError) else self._too_long
-                failure = CustomFunctionError(f"reward_score.judge on data_source={job.data_source!r}: {why}")
-                verdicts.append(self.verifiers.failure(failure, job))
-        return verdicts
 
-    @property
-    def _too_long(self) -> str:
-        limit = self.config.reward_score.judge.model.max_prompt_length
-        return f"a prompt has more than reward_score.judge.model.max_prompt_length={limit} tokens; raise it"
+    def _record(self, job: Job) -> dict[str, Any]:
+        rubric = self._given.get("rubric")
+        return {**(job.extra_info or {}), **({} if rubric is None else {"rubric": rubric})}
+
+    def _prompts(self, job: Job) -> list[str] | Verdict:
+        """Return the prompts of one vote, or a failure if the record does not give any, as with a malformed rubric."""
+        instructions, one_by_one = self._given.get("instructions"), self._given["one_by_one"]
+        try:
+            return judge_prompts(instructions, job.solution, job.ground_truth, self._record(job), one_by_one)
+        except (JudgeError, ValueError, TypeError, KeyError) as error:
+            return self._failure(job, f"no prompt can be made of the record and its rubric: {described(error)}")
+
+    def _read(self, job: Job, texts: Sequence[str], answers: Mapping[str, list[str]]) -> Verdict:
+        judge = self.config.reward_score.judge
+        if not {*texts} <= answers.keys():
+            limit = f"reward_score.judge.model.max_prompt_length={judge.model.max_prompt_length}"
+            return self._failure(job, f"a prompt has more than {limit} tokens; raise it", tolerated=True)
+        by_vote = [[answers[text][vote] for text in texts] for vote in range(judge.votes)]
+        try:
+            result = read_answers(by_vote, self._record(job), self._given["one_by_one"], judge.threshold)
+        except JudgeError as error:
+            return self._failure(job, f"{error}")
+        return verdict_of(JUDGE, job[1:5], result, True)
+
+    def _failure(self, job: Job, why: str, tolerated: bool = False) -> Verdict:
+        error = CustomFunctionError(f"reward_score.judge on data_source={job.data_source!r}: {why}")
+        return self.verifiers.failure(error, job, tolerated)
 
     def _answers(self, prompts: Sequence[str]) -> Mapping[str, list[str]]:
         """Return the model's answer to each prompt in each vote, without prompts that are too long.
