@@ -291,10 +291,10 @@ def score_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
 def judge_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
     """Return the mean of the judge's scores, and the share of responses that it failed to score, or {} without one.
 
-    A function of the user's may return values of the same names, so they are read only if there is a judge.
+    A user's function may return values with the same names, so they are read only if there is a judge.
     """
-    scores = [verdict.extras.get("judge") for verdict in verdicts]
-    scores = [score for score in scores if isinstance(score, float) and math.isfinite(score)]
+    values = [verdict.extras.get("judge") for verdict in verdicts]
+    scores = [value for value in values if isinstance(value, float) and math.isfinite(value)]
     num_failed = sum("judge_failed" in verdict.extras for verdict in verdicts)
     if not (adds_judge() and (scores or num_failed)):
         return {}
