@@ -63,9 +63,8 @@ not corrected.
 COSTS = """\
 Answers: different ones among the {samples} samples of a problem, as the verifier reads them. Tokens: of a response.
 Seconds: of a training step, the fastest tenth of all steps of the arm, since machines of studies are shared. At equal
-seconds: the difference at pass@{k} if the first arm had stopped when the second one's steps were over, or gone on until
-then; its pass@{k} is moved by what its training samples gained a step over the second half of the steps (linear
-regression, all seeds)."""
+seconds: the difference at pass@{k} if the first arm had trained for as long as the second one did. Its pass@{k} is
+moved by the gain per step of its training samples over the second half of the steps (linear regression, all seeds)."""
 TRAINING = """\
 Means over steps and seeds. Tokens shaped: those whose advantage shaping changed. Change: how much it did,
 relative to the advantage."""

@@ -102,7 +102,7 @@ BUDGETS = {
     "checkpoint": 1359,
     "cli": 1327,
     "cluster": 1521,
-    "config": 3810,
+    "config": 3815,
     "data": 1989,
     "evaluation": 2799,
     "method": 537,

@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.runs import Run, assert_resumes, records
 from verl.data.templates import render_untrusted
 from verl.rewards.pool import ANSWERS
+from verl.utils.background import start_loop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each process has a limit of its own
 
@@ -106,16 +107,16 @@ class JudgeServer:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.on_request: Callable[[int], None] = lambda number: None
-        self._loop = asyncio.new_event_loop()
+        port = asyncio.run_coroutine_threadsafe(self._start(), start_loop()).result()
+        self.address = f"http://127.0.0.1:{port}/v1"
+
+    async def _start(self) -> int:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._answer)
         runner = web.AppRunner(app)
-        self._loop.run_until_complete(runner.setup())
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        self._loop.run_until_complete(site.start())
-        self.address = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        self._thread = Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return int(runner.addresses[0][1])
 
     async def _answer(self, request: web.Request) -> web.Response:
         text = (await request.json())["messages"][0]["content"]
@@ -126,16 +127,10 @@ class JudgeServer:
         verdict: dict[str, Any] = {"better": ["first", "second"][number % 2]} if pair else {"score": number % 11 / 10}
         return web.json_response({"choices": [{"message": {"content": json.dumps({"reason": "-", **verdict})}}]})
 
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
 
 @pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    served = JudgeServer()
-    yield served
-    served.close()
+def server() -> JudgeServer:
+    return JudgeServer()
 
 
 def without_calls(folder: Path) -> list[dict[str, float]]:

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +24,7 @@ from verl.rewards.custom import CustomFunctionError
 from verl.rewards.pool import ANSWERS, VerifierPool
 from verl.rewards.registry import compute_score, use_custom_functions
 from verl.rewards.services import _Answers
+from verl.utils.background import start_loop
 from verl.verifiers.verdict import Verdict
 
 SOURCE = """
@@ -50,11 +50,9 @@ class Service:
         self.asked: list[str] = []
         self.most = self.now = 0
         """Most requests at a time so far, and those of now."""
-        self._loop = asyncio.new_event_loop()
-        self._server: Any = self._loop.run_until_complete(asyncio.start_server(self._answer, "127.0.0.1", 0))
+        started = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._answer, "127.0.0.1", 0), start_loop())
+        self._server = started.result()
         self.port = self._server.sockets[0].getsockname()[1]
-        self._thread = Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         text = (await reader.readline()).decode().strip()
@@ -75,16 +73,10 @@ class Service:
         self.now -= 1
         writer.close()
 
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    served = Service()
-    yield served
-    served.close()
+def service() -> Service:
+    return Service()
 
 
 def options(tmp_path: Path, port: int, on_function_error: str = "zero", **async_functions: Any):

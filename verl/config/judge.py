@@ -62,7 +62,7 @@ class JudgeConfig(Group):
     rubric: str | None
     """YAML or JSON file with criteria, each a text or ``{criterion: ..., weight: ...}``, or null for the record's
     column ``rubric`` or ``extra_info.rubric``, if there is one. The score is the weight of the criteria that are met
-    over the sum of the positive weights, at least 0. Without a rubric the judge gives a score from 0 to 1."""
+    over the sum of the positive weights, clipped to [0, 1]. Without a rubric the judge gives a score in [0, 1]."""
     criteria: Literal["together", "one_by_one"]
     """Whether one prompt asks for all criteria of the rubric, or one prompt for each."""
     pairs: bool
@@ -92,6 +92,11 @@ class JudgeConfig(Group):
     """Weight of the judge's score."""
 
     @property
+    def is_in_run(self) -> bool:
+        """Whether a model in the run judges, instead of a service."""
+        return self.enable and self.model.path is not None
+
+    @property
     def is_policy(self) -> bool:
         """Whether the policy judges its own responses."""
         return self.enable and self.model.path == POLICY
@@ -99,12 +104,12 @@ class JudgeConfig(Group):
     @property
     def is_frozen(self) -> bool:
         """Whether a frozen model in an engine of the run judges."""
-        return self.enable and self.model.path not in (None, POLICY)
+        return self.is_in_run and self.model.path != POLICY
 
     @property
     def waits(self) -> bool:
         """Whether responses are judged after sampling: by an engine of the run, or when their group is complete."""
-        return self.enable and (self.pairs or self.model.path is not None)
+        return self.is_in_run or (self.enable and self.pairs)
 
     @property
     def max_length(self) -> int:

@@ -73,7 +73,7 @@ class VerifierPool(KillablePool):
         """Process that waits for services, or None if no custom function is a coroutine."""
         # A model in the run judges in its engine.
         paths = {part for path in self._custom.values() for _, part in summands(path)}
-        if any(map(is_async, paths - {JUDGE} if config.judge.is_policy or config.judge.is_frozen else paths)):
+        if any(map(is_async, paths - {JUDGE} if config.judge.is_in_run else paths)):
             self._services = KillablePool(
                 "reward service process",
                 "reward_score",

@@ -96,18 +96,18 @@ class Judging:
         found: list[Verdict | None] = [None for _ in texts]
         for (rows, _), verdict in zip(questions, verdicts, strict=True):
             for row in rows:
-                boxed = extract_boxed(after_thinking(texts[row])) is not None
-                found[row] = found[row] or replace(verdict, boxed=boxed)
+                if found[row] is None:
+                    found[row] = replace(verdict, boxed=extract_boxed(after_thinking(texts[row])) is not None)
                 if len(rows) == 2 and not verdict.failed:
                     assert verdict.score is not None
                     won[row].append((verdict.score if row == rows[0] else 1 - verdict.score, verdict))
         for row, comparisons in enumerate(won):
-            if comparisons:
+            own = found[row]
+            if own is not None and comparisons:
                 score, first = fmean(score for score, _ in comparisons), comparisons[0][1]
                 agree = fmean(verdict.extras["orders_agree"] for _, verdict in comparisons)
                 extras = {**first.extras, "orders_agree": agree, "comparisons": len(comparisons)}
                 correct = score >= self.config.reward_score.judge.threshold
-                own = found[row] or first
                 found[row] = replace(first, boxed=own.boxed, score=score, correct=correct, extras=extras)
         return found
 
