@@ -51,6 +51,15 @@ def test_assistant_turns_are_learned_with_their_end(contents: list[str], ids: li
     assert tokenize_conversation(chat(*contents), TOKENIZER, "here") == (ids, mask)
 
 
+def test_turn_of_weight_0_is_not_learned():
+    messages = chat("1", "2", "3", "44")
+    messages[1] |= {"weight": 0}
+    messages[3] |= {"weight": 1}
+    ids, mask = tokenize_conversation(messages, TOKENIZER, "here")
+    assert (ids, sum(mask)) == (tokenize_conversation(chat("1", "2", "3", "44"), TOKENIZER, "here")[0], 3)
+    assert mask[-3:] == [1, 1, 1]
+
+
 def test_template_that_rewrites_earlier_turns_is_refused(refused):
     # Like templates that strip the reasoning of all turns but the last: no mask can be found, and none may be guessed.
     tokenizer = make_tiny_tokenizer()
@@ -86,6 +95,16 @@ def test_file_without_conversations_is_refused(tmp_path: Path, refused):
     line = "TMP/a.jsonl: lacks the columns ['messages']; it has ['question', 'answer']; set data.messages_key if..."
     with refused(line):
         ConversationDataset([path], TOKENIZER, data_config())
+
+
+def test_digests_are_those_of_whole_conversations(tmp_path: Path):
+    chats = [chat("1", "2"), chat("2", "3")]
+    path, backwards = write_chats(tmp_path / "a.parquet", chats), write_chats(tmp_path / "b.parquet", chats[::-1])
+    digests = ConversationDataset([path], TOKENIZER, data_config()).digests
+    assert ConversationDataset([path], TOKENIZER, data_config(5, "right")).digests == digests
+    assert digests.keys() == {"data.train_files[0]"}
+    other = ConversationDataset([backwards], TOKENIZER, data_config()).digests["data.train_files[0]"]
+    assert other == digests["data.train_files[0]"][::-1] != other[::-1]
 
 
 def test_truncation_must_leave_something_to_learn(tmp_path: Path, refused):

@@ -1,5 +1,7 @@
 """Tokenized conversations for supervised fine-tuning, with loss masks for the assistant's turns."""
 
+import hashlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +22,9 @@ from verl.data.templates import render_chat, render_record
 Conversation = tuple[list[int], list[int]]
 """Token ids, and a loss mask that is 1 for tokens to learn."""
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message in which services return a model's thoughts. Few chat templates read them."""
+
 
 class ConversationDataset(Dataset[Conversation]):
     """The conversations in ``files``, which are tokenized at construction.
@@ -30,14 +35,18 @@ class ConversationDataset(Dataset[Conversation]):
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.conversations: list[Conversation] = []
-        for path in files:
-            key = config.messages_key
+        self.digests: dict[str, list[str]] = {}
+        """Digests of the untruncated conversations in each file, keyed by the option that names the file."""
+        for i, path in enumerate(files):
+            key, digests = config.messages_key, self.digests.setdefault(f"data.train_files[{i}]", [])
             for row_number, row in enumerate(read_rows(path, [key], "data.messages_key", [key, "tools"])):
                 where = f"{path}, row {row_number}"
                 messages = read_chat(row[key], where, key, "data.messages_key", "conversation")
                 if messages[0]["role"] == "assistant":
                     raise ConfigError(f"{where}: {key}: begins with the assistant; begin with what it answers")
                 tools = read_tools(row, where)
+                content = json.dumps([messages, tools], sort_keys=True, default=str)
+                digests.append(hashlib.blake2b(content.encode(errors="surrogatepass"), digest_size=16).hexdigest())
                 ids, mask = tokenize_conversation(messages, tokenizer, f"{where}: {key}", config.max_length, tools)
                 if len(ids) > config.max_length and config.truncation == "error":
                     raise ConfigError(
@@ -70,7 +79,11 @@ def tokenize_conversation(
     """Return a conversation's token ids, and a mask of the assistant's turns with their end-of-turn tokens.
 
     A turn consists of the tokens that the template appends for it, so a turn must not change how earlier turns are
-    rendered. Turns after the first ``max_length`` tokens are skipped, because rendering all turns takes quadratic time.
+    rendered. Turns with ``weight`` 0 (OpenAI's format for fine-tuning) are not learned. Turns after the first
+    ``max_length`` tokens are skipped, because rendering all turns takes quadratic time.
+
+    Raises ``ConfigError`` if a turn changes earlier ones, if the template omits tools, tool calls or thoughts, if a
+    weight is neither 0 nor 1, or if there is no turn to learn.
     """
 
     def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:
@@ -82,9 +95,19 @@ def tokenize_conversation(
             raise ConfigError(f"{where}: {error}") from error
 
     whole = render(messages, generation_prompt=False)
+    for name in THOUGHTS:
+        silent = [{key: value for key, value in message.items() if key != name} for message in messages]
+        if silent != messages and render(silent, generation_prompt=False) == whole:
+            raise ConfigError(
+                f"{where}: the tokenizer's chat template leaves out {name}; write the thoughts into content, in the "
+                "model's form, or use a model with a template for them"
+            )
     mask = [0] * len(whole)
     for i, message in enumerate(messages):
-        if message["role"] != "assistant":
+        weight = message.get("weight", 1)
+        if weight not in (0, 1):
+            raise ConfigError(f"{where}: weight={weight!r:.80} of turn {i}: must be 0 (context) or 1 (learned)")
+        if message["role"] != "assistant" or not weight:
             continue
         before = render(messages[:i], generation_prompt=True)
         if len(before) >= max_length:

@@ -126,7 +126,7 @@ def run_sft(config: SFTConfig) -> None:
 
     run = TrainingRun(config, steps, COLUMNS, device_type)
     with run:
-        digests = run_digests(config, tokenizer, {"data.train_files": train_set.conversations})
+        digests = run_digests(config, tokenizer, train_set.digests)
         resumption = run.find_resumption("sft", len(train_set), {"actor": config.model}, digests)
         if resumption is not None:
             state = resumption.state

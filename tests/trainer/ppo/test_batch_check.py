@@ -39,6 +39,9 @@ def test_sound_batch_passes(tiny_tokenizer):
     batch, twice = sound(tiny_tokenizer), torch.tensor([0, 1, 1])
     check(batch, tiny_tokenizer)
     check(batch, tiny_tokenizer, twice, repeats=True)
+    check(batch, tiny_tokenizer, max_staleness=0)
+    first_of(batch, "version", 0)
+    check(batch, tiny_tokenizer, max_staleness=2)
     # What is not learned from may lack what learning needs; a method's rows need no complete groups.
     first_of(batch, "rollout_logprobs", torch.nan)
     first_of(batch, "learn_mask", False)
@@ -52,6 +55,7 @@ def test_sound_batch_passes(tiny_tokenizer):
         (lambda b: b.texts.reverse(), "the verifiers read 'It is 4' for response 0, whose tokens are '2'"),
         (lambda b: first_of(b, "rollout_logprobs", torch.nan), "tokens without an engine's log-probability would be"),
         (lambda b: first_of(b, "version", 3), "tokens were sampled with version 3 of the weights, which does not"),
+        (lambda b: first_of(b, "version", 0), "tokens lag behind the weights by 2 versions, despite async"),
         (lambda b: first_of(b, "group", 8), "group 7 has 1 responses instead of rollout.n=2"),
         (lambda b: first_of(b, "group", 9), "group 9 has responses to different prompts"),
     ],

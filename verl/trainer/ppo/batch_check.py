@@ -32,6 +32,7 @@ def check_batch(
     group_size: int | None,
     tokenizer: PreTrainedTokenizerBase,
     stop_strings: Sequence[str],
+    max_staleness: int = 0,
     repeats: bool = False,
 ) -> None:
     """Check prompts, verified texts, masks and groups of a batch.
@@ -40,7 +41,8 @@ def check_batch(
         batch: Batch with verdicts and ``learn_mask``, B responses.
         rows: Rows to learn from, or None to use all rows.
         group_size: Number of responses per prompt, or None if a method selected the batch, in which case only masks,
-            versions and duplicate rows are checked.
+            new versions and duplicate rows are checked.
+        max_staleness: Number of versions by which a token may lag behind the weights that learn from it.
         repeats: Whether ``rows`` may contain a row more than once.
 
     Raises:
@@ -67,6 +69,9 @@ def check_batch(
             raise inconsistent(step, f"response {row} has another prompt than its record")
     if not batch.rollout_logprobs[batch.learn_mask].isfinite().all():
         raise inconsistent(step, "tokens without an engine's log-probability would be learned from")
+    if "version" in batch and (late := step - 1 - batch.version[batch.learn_mask]).gt(max_staleness).any():
+        allowed = f"async_training.max_staleness={max_staleness}"
+        raise inconsistent(step, f"tokens lag behind the weights by {int(late.max())} versions, despite {allowed}")
     # 3. The text given to the verifiers matches the row's tokens.
     chosen = torch.linspace(0, len(batch) - 1, min(len(batch), MAX_DECODED)).round().long()
     texts = policy_texts(batch[chosen], tokenizer, stop_strings)

@@ -314,7 +314,8 @@ class RayPPOTrainer(Trainer):
         self.checked_batch, config, scheduler = True, self.config, self.scheduler
         group_size = None if self.method.overrides("learn_from") else config.rollout.n
         words = (scheduler.tokenizer, scheduler.stop_strings)
-        check_batch(batch, rows, self.step, group_size, *words, repeats=config.algorithm.use_pf_ppo)
+        staleness, repeats = config.async_training.max_staleness, config.algorithm.use_pf_ppo
+        check_batch(batch, rows, self.step, group_size, *words, staleness, repeats)
 
     def _update_actor(self, batch: Batch, rows: Tensor | None) -> None:
         """Update the policy, except during the critic's warmup."""
