@@ -100,14 +100,13 @@ def score(
 ) -> dict[str, Any]:
     """Return the verdict on a response and its score, computed in this process without a time limit.
 
+    Raises ``ConfigError`` if the data source or mode is unknown, or the verifier cannot use this ground truth.
+
     Args:
         data_source: Name that selects the verifier (docs/rewards.md).
         truth: Ground truth, as in ``reward_model.ground_truth`` of a data file.
         extra_info: Additional information for verifiers that read it, as in a data file.
         mode: Score mode; see ``reward_score.mode``.
-
-    Raises:
-        ConfigError: If the data source or mode is unknown, or the verifier cannot use this ground truth.
     """
     check_ground_truth(data_source, truth, extra_info=extra_info)
     return compute_score(data_source, response, truth, extra_info, mode)

@@ -195,8 +195,7 @@ def _worker_is_in_process(engine: Any) -> bool:
 def check_engine(config: Any) -> CaptureOptions | None:
     """Return the options of an engine that is about to start, or None if it captures no hidden states.
 
-    Raises:
-        ValueError: If an option is invalid or hidden states cannot be captured in this configuration.
+    Raises ``ValueError`` if an option is invalid or hidden states cannot be captured in this configuration.
     """
     options = CaptureOptions.parse(config.additional_config)
     if options is None:
@@ -224,8 +223,7 @@ def check_engine(config: Any) -> CaptureOptions | None:
 def check() -> None:
     """Check that this version of vLLM has all methods that :func:`install` patches.
 
-    Raises:
-        RuntimeError: If a class or method is missing. The message names it.
+    Raises ``RuntimeError`` if a class or method is missing. The message names it.
     """
     for owner, name, _ in PATCHES:
         require(owner, name)

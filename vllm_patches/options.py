@@ -54,8 +54,7 @@ class CaptureOptions:
     def parse(cls, additional_config: Any) -> "CaptureOptions | None":
         """Parse the options in vLLM's ``additional_config``, or return None if it does not enable hidden states.
 
-        Raises:
-            ValueError: If an option or a value is invalid. The message states what is valid.
+        Raises ``ValueError`` if an option or a value is invalid. The message states what is valid.
         """
         if not isinstance(additional_config, Mapping) or additional_config.get(KEY) is None:
             return None
@@ -99,8 +98,7 @@ class CaptureOptions:
     def load_reducer(self) -> Reducer | None:
         """Import the reducer, or return None if there is none.
 
-        Raises:
-            ValueError: If the function does not exist or does not accept ``reducer_options``.
+        Raises ``ValueError`` if the function does not exist or does not accept ``reducer_options``.
         """
         if self.reducer is None:
             return None
@@ -110,8 +108,7 @@ class CaptureOptions:
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
         """Return the captured layers as nonnegative indices. ``num_layers - 1`` is the state after the final norm.
 
-        Raises:
-            ValueError: If the model has no such layer, or a layer is listed twice.
+        Raises ``ValueError`` if the model has no such layer, or a layer is listed twice.
         """
         for layer in self.layers:
             if not -num_layers <= layer < num_layers:

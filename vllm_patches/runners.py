@@ -38,8 +38,7 @@ class LayerSelection:
 def check_runner(runner: Any, is_v2: bool) -> None:
     """Check that a runner has the attributes that :func:`read_step` and the capture need.
 
-    Raises:
-        RuntimeError: If attributes are missing. The message names them.
+    Raises ``RuntimeError`` if attributes are missing. The message names them.
     """
     require(runner, "execute_model", "execute_model_state", "use_aux_hidden_state_outputs", "profile_run")
     if not is_v2:

@@ -31,8 +31,7 @@ from vllm_patches.temperatures import TemperatureTables, table_of
 def asks_for_streams(additional_config: Any) -> bool:
     """Return whether an engine with this ``additional_config`` samples from streams.
 
-    Raises:
-        ValueError: If the option is neither true nor false.
+    Raises ``ValueError`` if the option is neither true nor false.
     """
     wanted = additional_config.get(STREAMS, False) if isinstance(additional_config, Mapping) else False
     if not isinstance(wanted, bool):
@@ -43,8 +42,7 @@ def asks_for_streams(additional_config: Any) -> bool:
 def check_streams(config: Any) -> None:
     """Check that an engine that enables streams supports them.
 
-    Raises:
-        ValueError: If the engine uses speculative decoding, or the option is neither true nor false.
+    Raises ``ValueError`` if the engine uses speculative decoding, or the option is neither true nor false.
     """
     if asks_for_streams(config.additional_config) and config.speculative_config is not None:
         raise ValueError(f"additional_config['{STREAMS}']: speculative decoding draws in its own way; leave one out")
@@ -74,8 +72,7 @@ def child_params(original: Callable[..., SamplingParams], self: Any, index: int)
 def attach_streams(runner: Any) -> None:
     """Make a runner draw the tokens of each request from the request's stream, if it names one.
 
-    Raises:
-        RuntimeError: If this version of vLLM lacks an attribute that the plugin relies on.
+    Raises ``RuntimeError`` if this version of vLLM lacks an attribute that the plugin relies on.
     """
     if runner.vllm_config.use_v2_model_runner:
         _attach_v2(runner)

@@ -128,9 +128,8 @@ class KLController:
     def update(self, current_kl: float, num_steps: float) -> None:
         """Adapt the coefficient to a batch with mean KL ``current_kl`` and ``num_steps`` responses.
 
-        Raises:
-            ValueError: if ``current_kl`` is NaN, or if ``num_steps`` is not in (0, horizon / 0.2), the range in which
-                the coefficient stays positive. The coefficient then remains unchanged.
+        Raises ``ValueError`` if ``current_kl`` is NaN, or if ``num_steps`` is not in (0, horizon / 0.2), the range in
+        which the coefficient stays positive. The coefficient then remains unchanged.
         """
         if not self.adaptive:
             return
@@ -151,8 +150,7 @@ class KLController:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore an adaptive coefficient; a fixed coefficient keeps its configured value.
 
-        Raises:
-            ValueError: if the state is malformed or an adaptive coefficient is not positive.
+        Raises ``ValueError`` if the state is malformed or an adaptive coefficient is not positive.
         """
         if not isinstance(state, Mapping) or set(state) != {"coef"}:
             raise ValueError(f"KL controller state {state!r}: expected the key coef alone")

@@ -27,15 +27,13 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
     Every sample votes for the class of its answer. Ties are broken at random; if nobody votes, no answer is elected.
     The probability is the mean over all choices of k samples, or over ``DRAWS`` seeded draws if there are more choices.
+    Raises ``ValueError`` if k is out of range.
 
     Args:
         classes: class id of each sample, equal for equivalent answers. A negative id marks a sample without an answer,
             which is one of the k samples but does not vote.
         correct_class: class id of the correct answer, or None if no sample gave it.
         k: number of voters, from 1 to the number of samples.
-
-    Raises:
-        ValueError: if k is out of range.
     """
     if not 1 <= k <= len(classes):
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({len(classes)})")

@@ -79,8 +79,7 @@ def run_analysis(config: AnalysisConfig) -> None:
 def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Problem]]:
     """Return the name and first ``data.max_problems`` prompts of a file in veRL's format or of a hub data set.
 
-    Raises:
-        ConfigError: The file cannot be read, or a prompt is not a single user turn or has no verifier.
+    Raises ``ConfigError`` if the file cannot be read, or a prompt is not a single user turn or has no verifier.
     """
     problems = load_prompts(path, config.data.limit, PromptLayout())
     for problem in problems:

@@ -164,14 +164,12 @@ class Batch(Columns):
     def fill(self, kind: str | None = None, /, **columns: Any) -> Self:
         """Set columns in place and return the batch. Columns whose value is None are left unchanged.
 
-        Response-token columns may be passed as padded tensors [B, R]; the padding is discarded.
+        Response-token columns may be passed as padded tensors [B, R]; the padding is discarded. Raises ``ValueError``
+        if a column has the wrong length, the kind of a custom column is ambiguous, or the batch has an attribute with
+        the same name.
 
         Args:
             kind: Kind of custom columns, ``EPISODE`` or ``RESPONSE_TOKEN``, or None to infer it from their length.
-
-        Raises:
-            ValueError: If a column has the wrong length, the kind of a custom column is ambiguous, or the batch has an
-                attribute with the same name.
         """
         for name, values in columns.items():
             if values is None:
@@ -203,8 +201,7 @@ class Batch(Columns):
     def columns(self, *names: str) -> Self:
         """Return the same episodes with only the named columns, ignoring declared columns that are not filled.
 
-        Raises:
-            ValueError: If a named column is neither filled nor declared.
+        Raises ``ValueError`` if a named column is neither filled nor declared.
         """
         for name in names:
             if name not in self._columns and declared_kind(name) is None:
@@ -325,8 +322,7 @@ class Batch(Columns):
     def join(cls, parts: Sequence[Self]) -> Self:
         """Concatenate batches, dropping declared columns that are missing from any of them.
 
-        Raises:
-            ValueError: If ``parts`` is empty or a custom column is missing from some of them.
+        Raises ``ValueError`` if ``parts`` is empty or a custom column is missing from some of them.
         """
         if not parts:
             raise ValueError("Batch.join([]): nothing to join")

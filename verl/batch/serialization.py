@@ -92,8 +92,7 @@ class PackedWeight(NamedTuple):
     def restore(self) -> Tensor:
         """Return the weight, which must be treated as read-only because its memory may be shared.
 
-        Raises:
-            RuntimeError: If the received bytes differ from the bytes that were sent.
+        Raises ``RuntimeError`` if the received bytes differ from the bytes that were sent.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -42,8 +42,7 @@ class Attempt:
     def claim(cls, root: Path) -> "Attempt":
         """Take over the folder from earlier attempts. The caller must hold the run's lock.
 
-        Raises:
-            ConfigError: If the folder is not writable, for example because the disk is full.
+        Raises ``ConfigError`` if the folder is not writable, for example because the disk is full.
         """
         try:
             attempt = cls(root, newest_attempt(root) + 1)
@@ -57,8 +56,7 @@ class Attempt:
     def check(self, path: Path) -> None:
         """Check that no newer attempt has taken over; call this before writing ``path``.
 
-        Raises:
-            StaleAttempt: If this is not the newest attempt.
+        Raises ``StaleAttempt`` if this is not the newest attempt.
         """
         newest = newest_attempt(self.root)
         if newest != self.number:
@@ -79,8 +77,7 @@ def newest_attempt(root: Path) -> int:
 def run_lock(folder: Path) -> Iterator[None]:
     """Create ``folder`` and lock it during the block. The lock is also released if the process is killed.
 
-    Raises:
-        ConfigError: If another process has the lock, or if the folder is not writable.
+    Raises ``ConfigError`` if another process has the lock, or if the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,16 +25,14 @@ def export_checkpoint(
 ) -> Path:
     """Write a checkpoint's model to a folder that ``transformers`` and vLLM can load, and return the folder.
 
-    LoRA adapters are merged into the model and also written to the subfolder ``lora_adapter/``.
+    LoRA adapters are merged into the model and also written to the subfolder ``lora_adapter/``. Raises ``ConfigError``
+    if there is no intact checkpoint, if it lacks parts of the model, or if ``out`` exists.
 
     Args:
         source: Checkpoint to export, or the folder of a run whose latest checkpoint is exported.
         out: New folder to write to, or None for ``<checkpoint>/<part>/huggingface``.
         part: Model to export, ``actor`` or ``critic``.
         dtype: Dtype of the exported weights (float32 in checkpoints), or None for the initial model's dtype.
-
-    Raises:
-        ConfigError: If there is no intact checkpoint, if it lacks parts of the model, or if ``out`` exists.
     """
     folder = source.resolve()
     refuse_verl_shards(str(folder), folder / part)
@@ -95,8 +93,7 @@ def _write(
 def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dict[str, Tensor]:
     """Return the parameters of the adapters' base model, with the adapters merged into them.
 
-    Raises:
-        ConfigError: If the base model cannot be loaded from the path that training used.
+    Raises ``ConfigError`` if the base model cannot be loaded from the path that training used.
     """
     base = PeftConfig.from_pretrained(str(adapters)).base_model_name_or_path
     options = {"num_labels": 1} if part == "critic" else {}
@@ -113,8 +110,7 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
     """Return all parameters stored in ``shards``, unsharded and on the CPU, keyed by name.
 
-    Raises:
-        ConfigError: If the names and shapes of the parameters do not match ``expected``.
+    Raises ``ConfigError`` if the names and shapes of the parameters do not match ``expected``.
     """
     saved = saved_shapes(shards)
     check_same_architecture(shards, saved, expected)

@@ -41,9 +41,7 @@ def begin_checkpoint(attempt: Attempt, step: int) -> Path:
     """Create a folder for writing the checkpoint of ``step``, with the attempt's number in its name.
 
     Folders differ between attempts, so a worker that outlives its attempt cannot write to a newer attempt's folder.
-
-    Raises:
-        StaleAttempt: If a newer attempt has taken over.
+    Raises ``StaleAttempt`` if a newer attempt has taken over.
     """
     folder = attempt.root / f".global_step_{step}.attempt_{attempt.number}.{uuid.uuid4().hex[:8]}.unfinished"
     attempt.check(folder)

@@ -54,12 +54,11 @@ class CheckpointSaver:
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
         """Write a checkpoint of the current models.
 
+        Raises ``WorkerError`` if writing this checkpoint failed, or writing the previous one in the background.
+
         Args:
             state: Trainer state as JSON values.
             scores: Step -> validation score, by which the best checkpoint is determined.
-
-        Raises:
-            WorkerError: If writing this checkpoint failed, or writing the previous one in the background.
         """
         self.finish()
         text = json.dumps(state, indent=2) + "\n"
@@ -71,8 +70,7 @@ class CheckpointSaver:
     def poll(self) -> None:
         """Complete the checkpoint if all workers have written it.
 
-        Raises:
-            WorkerError: If writing in the background failed.
+        Raises ``WorkerError`` if writing in the background failed.
         """
         if self._unfinished is not None:
             self._complete(wait=False)

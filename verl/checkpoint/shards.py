@@ -135,9 +135,7 @@ class CheckpointWorker:
 
         Optimizers and schedules keep the configured hyperparameters. Only their progress is restored. Random generators
         are restored if the number of workers is unchanged. Otherwise, all are seeded with the run's seed plus ``step``.
-
-        Raises:
-            ConfigError: If the architecture of a model differs from the checkpoint's.
+        Raises ``ConfigError`` if the architecture of a model differs from the checkpoint's.
         """
         for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
@@ -263,8 +261,7 @@ def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
 def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Restore the tensors of :func:`training_state` in place from the shards in ``folder``.
 
-    Raises:
-        ConfigError: If the shards belong to a different architecture.
+    Raises ``ConfigError`` if the shards belong to a different architecture.
     """
     saved = saved_shapes(folder)
     learner.optimizer.state.clear()
@@ -289,8 +286,7 @@ def load_shards(state: dict[str, Tensor], folder: Path, group: dist.ProcessGroup
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
     """Return the shape of every tensor in the shards, as read from the file headers, keyed by name.
 
-    Raises:
-        ConfigError: If the headers cannot be read.
+    Raises ``ConfigError`` if the headers cannot be read.
     """
     try:
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
@@ -303,10 +299,8 @@ def saved_shapes(folder: Path) -> dict[str, torch.Size]:
 def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
     """Check that the parameters in ``saved``, as returned by :func:`saved_shapes`, match ``expected``.
 
-    Unlike in ``saved``, names in ``expected`` have no prefix.
-
-    Raises:
-        ConfigError: If names or shapes differ. The message names the first parameter that differs.
+    Unlike in ``saved``, names in ``expected`` have no prefix. Raises ``ConfigError`` if names or shapes differ. The
+    message names the first parameter that differs.
     """
     stored = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
     for name in sorted(stored.keys() | expected.keys()):

@@ -30,10 +30,8 @@ LONGEST_ADDRESS = 1000
 def cluster_address() -> str:
     """Return ``host:port`` of the run's cluster, or "" if the run starts a local cluster, as with RAY_ADDRESS=local.
 
-    The address is RAY_ADDRESS or, if unset or ``auto``, the cluster that ``ray start`` started or joined here.
-
-    Raises:
-        ConfigError: If RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
+    The address is RAY_ADDRESS or, if unset or ``auto``, the cluster that ``ray start`` started or joined here. Raises
+    ``ConfigError`` if RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
     """
     wanted = os.environ.get("RAY_ADDRESS", "")
     if wanted == "local":

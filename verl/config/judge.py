@@ -210,8 +210,7 @@ class JudgeConfig(Group):
 def read_rubric(value: Any) -> list[Any]:
     """Return the criteria of a record: a list or its JSON, or a text, which is one criterion; none if it is empty.
 
-    Raises:
-        ValueError: If the rubric is malformed.
+    Raises ``ValueError`` if the rubric is malformed.
     """
     if isinstance(value, str):
         try:

@@ -32,8 +32,7 @@ STEPS_PER_CALL = 64
 def generate_target(job: Job, target: Target, title: str, stores: Mapping[EvaluationTask, SampleStore]) -> None:
     """Generate one model's missing samples.
 
-    Raises:
-        WorkerError: An engine failed to start or died. Samples that were already returned remain stored.
+    Raises ``WorkerError`` if an engine failed to start or died. Samples that were already returned remain stored.
     """
     config, session, display, tokenizer = job.config, job.session, job.display, job.tokenizers[target]
     missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}

@@ -69,10 +69,8 @@ def score_samples(
 ) -> TaskResult:
     """Return the result of a task whose samples are complete, computing missing and outdated verdicts.
 
-    If ``scored`` is False, no verifier runs, and responses with a positive environment reward are correct.
-
-    Raises:
-        ConfigError: :func:`score_batches` failed, or a line of the verdict file is damaged.
+    If ``scored`` is False, no verifier runs, and responses with a positive environment reward are correct. Raises
+    ``ConfigError`` if :func:`score_batches` failed, or a line of the verdict file is damaged.
     """
     verdicts = _verdicts(task, samples, n, verifiers) if scored else {}
 
@@ -120,8 +118,7 @@ def score_batches(
 ) -> Iterator[dict[SampleKey, Verdict]]:
     """Yield the verdicts on the samples in ``keys``, in batches of ``BATCH_SIZE``.
 
-    Raises:
-        ConfigError: A custom reward function failed, or the verifiers or programs could not be run.
+    Raises ``ConfigError`` if a custom reward function failed, or the verifiers or programs could not be run.
     """
     for start in range(0, len(keys), BATCH_SIZE):
         batch = keys[start : start + BATCH_SIZE]

@@ -40,8 +40,7 @@ def digest(content: bytes, size: int = 8) -> str:
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each object in the file with its location for error messages, and truncate an incomplete last line.
 
-    Raises:
-        ConfigError: The file cannot be read, or a complete line is not a JSON object.
+    Raises ``ConfigError`` if the file cannot be read, or a complete line is not a JSON object.
     """
     if not os.path.lexists(path):
         return
@@ -78,8 +77,7 @@ def _field_types(kind: Any) -> tuple[dict[str, Any], set[str]]:
 def _read(value: Any, kind: Any) -> Any:
     """Convert a JSON value to a dataclass, list, dict or plain type. Integers are accepted as floats.
 
-    Raises:
-        TypeError: The value does not have the type ``kind``.
+    Raises ``TypeError`` if the value does not have the type ``kind``.
     """
     if is_dataclass(kind) and isinstance(value, dict):
         made: Any = kind  # a dataclass type, which annotations cannot express
@@ -98,14 +96,13 @@ def _read(value: Any, kind: Any) -> Any:
 class RecordFile(Generic[RecordT]):
     """Append-only JSON Lines file of dataclass records. Use the file as a context manager.
 
+    Raises ``ConfigError`` if a line is damaged.
+
     Args:
         path: File path. The file is created if missing.
         kind: Dataclass of the records. Fields with a default factory are optional and not written if empty.
         settings: Settings that the records depend on, stored in the first line, or None to omit this line. A file with
             different settings is emptied.
-
-    Raises:
-        ConfigError: A line is damaged.
     """
 
     def __init__(self, path: Path, kind: type[RecordT], settings: Mapping[str, Any] | None = None) -> None:
@@ -168,14 +165,13 @@ class StoredSample:
 class SampleStore(RecordFile[StoredSample]):
     """Store of the samples in one folder.
 
+    Raises ``ConfigError`` if the folder contains samples with other settings or prompts, or a damaged line.
+
     Args:
         folder: Sample folder, which is created if missing.
         settings: Everything that the samples depend on except the prompts, as plain values.
         prompts: Prompt token ids of each problem. The number of problems may differ from earlier evaluations.
         unanswered: Indices of problems that are never sampled.
-
-    Raises:
-        ConfigError: The folder contains samples with other settings or prompts, or a damaged line.
     """
 
     def __init__(

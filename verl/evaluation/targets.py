@@ -109,8 +109,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: RunDisplay) -> 
 def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay) -> tuple[list[Target], str]:
     """Return the models of one config entry and a folder name. Missing steps are reported as errors on ``display``.
 
-    Raises:
-        ConfigError: ``path`` is neither a model nor a training run.
+    Raises ``ConfigError`` if ``path`` is neither a model nor a training run.
     """
     option = f"runs.{alias}" if alias else "model"
     path = find_path(path)
@@ -145,8 +144,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay)
 def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
     """Return the ``PROMPTING`` options that ``entry`` leaves unset and the run's config sets.
 
-    Raises:
-        ConfigError: The run's config has an invalid value.
+    Raises ``ConfigError`` if the run's config has an invalid value.
     """
     found = {name: _run_option(root, group, name) for name, (group, _) in PROMPTING.items()}
     if _run_option(root, "data", "messages_key"):  # supervised fine-tuning always uses the chat template

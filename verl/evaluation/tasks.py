@@ -99,10 +99,7 @@ class Job:
         """Return the target's tasks, one for every benchmark and temperature.
 
         Benchmarks with a question that the model's template rejects are skipped, and prompts that are too long are not
-        sampled. Both are reported on ``display``.
-
-        Raises:
-            ConfigError: The model was removed.
+        sampled. Both are reported on ``display``. Raises ``ConfigError`` if the model was removed.
         """
         config, tokenizer = self.config, self.tokenizers[target]
         tasks: list[EvaluationTask] = []
@@ -207,8 +204,7 @@ def prepare(
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
     """Return the number of workers per machine, by default enough for as many engines as the machine has room for.
 
-    Raises:
-        ConfigError: An engine needs more GPUs than this machine has.
+    Raises ``ConfigError`` if an engine needs more GPUs than this machine has.
     """
     if config.trainer.n_gpus_per_node is not None:
         return config.trainer.n_gpus_per_node
@@ -247,8 +243,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
 def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> dict[str, list[Problem]]:
     """Return the validation prompts of the targets' runs, by folder and name of their file.
 
-    Raises:
-        ConfigError: A target's run has no validation prompts, or a file cannot be read.
+    Raises ``ConfigError`` if a target's run has no validation prompts, or a file cannot be read.
     """
     found: dict[str, list[Problem]] = {}
     for folder in dict.fromkeys(target.folder for target in targets):

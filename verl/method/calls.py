@@ -44,8 +44,7 @@ TABLE = "temperatures"
 class MethodCalls:
     """Validating wrapper around the method that ``trainer.method`` selects (:class:`Method` by default).
 
-    Raises:
-        ConfigError: If the method cannot be loaded or constructed, or conflicts with other options.
+    Raises ``ConfigError`` if the method cannot be loaded or constructed, or conflicts with other options.
     """
 
     def __init__(

@@ -153,8 +153,7 @@ class Method:
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:
         """Return ``record`` with a new prompt and the ``input_ids`` that ``data.template`` renders for it.
 
-        Raises:
-            ConfigError: If the prompt is invalid or incompatible with the template.
+        Raises ``ConfigError`` if the prompt is invalid or incompatible with the template.
         """
         where = f"trainer.method={self.config.trainer.method!r}: its prompt for {record.uid}"
         if isinstance(prompt, str):

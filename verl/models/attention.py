@@ -110,6 +110,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute causal attention with the ``transformers`` interface. For the score options, see :class:`Options`.
 
+    Raises ``ConfigError`` if the model's attention uses an unsupported feature.
+
     Args:
         query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T is the number of this worker's tokens.
         key, value: [B, K, T, D].
@@ -123,9 +125,6 @@ def packed_attention(
 
     Returns:
         The output [B, T, H, D], which is contiguous, and None instead of attention weights.
-
-    Raises:
-        ConfigError: if the model's attention uses an unsupported feature.
     """
     assert dropout == 0.0, "models run without dropout"
     window = window_in_mask(module) if sliding_window is None else sliding_window

@@ -75,12 +75,11 @@ class ForwardPass:
     def _check_equal(self, results: Callable[[Batch], Iterator[tuple[str, Tensor]]]) -> None:
         """Compare the results of several layouts on a small batch.
 
+        Raises ``ConfigError`` if a result differs from the first one.
+
         Args:
             results: function that yields a pair for each layout: the setting that disables the layout, and the result
                 [M, ...]. The first result comes from the model's own forward pass.
-
-        Raises:
-            ConfigError: if a result differs from the first one.
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = (7919 * torch.arange(1, 25)).remainder(vocabulary).view(3, 8)
@@ -121,8 +120,7 @@ class LogprobForward(ForwardPass):
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """Patch the output head. If the head is chunked or rows are packed, verify the results on a small batch.
 
-        Raises:
-            ConfigError: if the configured layout and the model's own forward pass give different results.
+        Raises ``ConfigError`` if the configured layout and the model's own forward pass give different results.
         """
         super().__init__(model, config, device)
         if config.logits_dtype == "float32":
@@ -288,12 +286,11 @@ class ValueForward(ForwardPass):
 def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
     """Record the hidden states [B, S, D] of ``layers`` in the yielded list during a forward pass inside the block.
 
+    Raises ``ValueError`` if the model has no such layer or an index is repeated.
+
     Args:
         layers: distinct indices into ``hidden_states[1:]`` of ``transformers``; negative indices count from the end.
             Each state is the output of a decoder layer; the last layer's state is taken after the final norm.
-
-    Raises:
-        ValueError: if the model has no such layer or an index is repeated.
     """
     if not layers:
         yield []

@@ -36,9 +36,8 @@ are not enough: short training can leave the embeddings and bfloat16 norms store
 def fetch_model(path: str, field: str) -> None:
     """Download the latest version of a hub model into this machine's cache; do nothing for a local folder.
 
-    Raises:
-        ConfigError: if the model does not exist or is not accessible, or the hub cannot be reached. The message names
-            the option ``field``.
+    Raises ``ConfigError`` if the model does not exist or is not accessible, or the hub cannot be reached. The message
+    names the option ``field``.
     """
     if not is_local(path):
         _download(path, field)
@@ -47,8 +46,7 @@ def fetch_model(path: str, field: str) -> None:
 def local_folder(path: str) -> str:
     """Return the model's local folder: ``path`` itself or the cached hub snapshot, downloaded if missing.
 
-    Raises:
-        ConfigError: if the download fails; see :func:`fetch_model`.
+    Raises ``ConfigError`` if the download fails; see :func:`fetch_model`.
     """
     if is_local(path):
         return path
@@ -131,8 +129,7 @@ def _fix(path: str) -> str:
 def model_digest(path: str) -> str:
     """Return a digest of the weights in a local folder, independent of its path, or return a hub id unchanged.
 
-    Raises:
-        ConfigError: if the folder does not exist or disappears while it is read.
+    Raises ``ConfigError`` if the folder does not exist or disappears while it is read.
     """
     folder = Path(path)
     if not folder.is_absolute() and not folder.is_dir():

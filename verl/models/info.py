@@ -230,8 +230,7 @@ def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreT
 def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
     """Convert layer indices, some of which may be negative, to nonnegative indices for a model of ``depth`` layers.
 
-    Raises:
-        ConfigError: if the model has no such layer or a layer is repeated.
+    Raises ``ConfigError`` if the model has no such layer or a layer is repeated.
     """
     for layer in layers:
         if not -depth <= layer < depth:

@@ -61,10 +61,8 @@ def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: b
     """Load a transformer with a head named ``score`` and shard it as :func:`load_sharded_model` does.
 
     A trainable model may start from a checkpoint without a head, such as a language model. The head is then zero.
-
-    Raises:
-        ConfigError: if weights of the body are missing, or if a frozen model has unexpected weights or lacks a head
-            with one output.
+    Raises ``ConfigError`` if weights of the body are missing, or if a frozen model has unexpected weights or lacks a
+    head with one output.
     """
     return load_and_shard(partial(_read_value_model, config, trainable), config, mesh, trainable)
 

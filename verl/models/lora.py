@@ -57,8 +57,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
 def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
     """Return the adapter config for ``model``, read from ``lora_adapter_path`` if set, otherwise from ``lora``.
 
-    Raises:
-        ConfigError: if the model lacks the target layers or the saved adapter cannot be used.
+    Raises ``ConfigError`` if the model lacks the target layers or the saved adapter cannot be used.
     """
     lora, saved = config.lora, config.lora_adapter_path
     if saved is not None:

@@ -39,8 +39,7 @@ def load_tokenizer(
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a model uses the same token ids as the policy's ``tokenizer``. The model may have extra tokens.
 
-    Raises:
-        ConfigError: if a token's id differs or the largest id has no embedding. The message names ``field``.
+    Raises ``ConfigError`` if a token's id differs or the largest id has no embedding. The message names ``field``.
     """
     vocabulary = load_tokenizer(model.path, model.trust_remote_code, field, needs_chat_template=False).get_vocab()
     expected = tokenizer.get_vocab()

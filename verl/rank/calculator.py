@@ -60,6 +60,9 @@ class RepresentationMetricsCalculator:
     ) -> dict[str, dict[str, Tensor]]:
         """Return metrics of every response and layer in the format of the paper's release.
 
+        Raises ``ValueError`` if the shapes do not match, the mask is not right-padded, or a valid row contains NaN or
+        infinity with ``on_nonfinite=raise`` (the message names the layer and the response).
+
         Args:
             hidden_states: Floating-point states ``[B, T, L, D]``; row j is the state from which token j was sampled.
             attention_mask: Right-padded mask ``[B, T]`` of 0 and 1 or of bools.
@@ -70,10 +73,6 @@ class RepresentationMetricsCalculator:
         Returns:
             Metrics as float64 ``[B]`` on the device of ``hidden_states``, by layer key ("1".."L" in capture order) and
             name. ``calculator.on_nonfinite`` determines the results for responses with NaN or infinity.
-
-        Raises:
-            ValueError: The shapes do not match, the mask is not right-padded, or a valid row contains NaN or infinity
-                with ``on_nonfinite=raise`` (the message names the layer and the response).
         """
         if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
             raise ValueError(
@@ -138,10 +137,8 @@ class RepresentationMetricsCalculator:
         ``compute_global_metrics`` adds "global/<name>" for the whole matrix. ``compute_cumulative_global_metrics`` adds
         "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of the responses in the given order,
         ``diff_stride`` responses apart. If a state contains NaN or infinity, it is dropped with ``on_nonfinite=mask``,
-        and every metric is 0 with ``on_nonfinite=zero``.
-
-        Raises:
-            ValueError: The input is not a matrix, or a state contains NaN or infinity with ``on_nonfinite=raise``.
+        and every metric is 0 with ``on_nonfinite=zero``. Raises ``ValueError`` if the input is not a matrix, or a state
+        contains NaN or infinity with ``on_nonfinite=raise``.
         """
         if mean_states.dim() != 2:
             raise ValueError(f"mean_states {tuple(mean_states.shape)}: expected [B, D]")

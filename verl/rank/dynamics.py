@@ -37,8 +37,7 @@ def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
 def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
     """Return the row counts k_j = j * stride + extra of velocity prefixes, int64 ``[B, max J]``, padded with 0.
 
-    Raises:
-        ValueError: ``stride`` is less than 1.
+    Raises ``ValueError`` if ``stride`` is less than 1.
     """
     if stride < 1:
         raise ValueError(f"calculator.diff_stride={stride}: must be at least 1")

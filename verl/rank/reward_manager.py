@@ -48,16 +48,14 @@ class RewardManager:
 
         Phi is computed relative to the baselines of previous steps, or to the batch mean in the first step, when there
         are no baselines. A NaN or infinite metric does not contribute to its response's signal. Phi is always 0 if
-        ``computes_phi`` is false, and in the first step if ``baseline_start=zero``.
+        ``computes_phi`` is false, and in the first step if ``baseline_start=zero``. Raises ``ValueError`` if there are
+        no layers, or an indicator or the guide is missing (the message lists available ones).
 
         Args:
             rank_metrics: ``Batch.rank_metrics``, ``[B, L]`` by name, including all ``indicator_names`` and the guide.
 
         Returns:
             Phi as float64 ``[B]``, averaged over layers, and scalars under ``reward_manager/``.
-
-        Raises:
-            ValueError: There are no layers, or an indicator or the guide is missing (the message lists available ones).
         """
         layers = self._indicators(rank_metrics)
         scale = self.config.aux_reward_global_weight * self._fade()

@@ -66,8 +66,7 @@ class StackedResponses:
     def metrics(self) -> dict[str, Tensor]:
         """Return metrics of the stack so far, float64 ``[L]`` by name, with velocity and acceleration if configured.
 
-        Raises:
-            ValueError: No response has been added.
+        Raises ``ValueError`` if no response has been added.
         """
         if self._rows == 0:
             raise ValueError("a stack of no responses has no metrics")

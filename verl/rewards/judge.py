@@ -156,8 +156,7 @@ def read_answers(
 ) -> dict[str, Any]:
     """Return the score in [0, 1], ``acc`` and the reason, from the answers to :func:`judge_prompts` of each vote.
 
-    Raises:
-        JudgeError: If an answer holds no verdict.
+    Raises ``JudgeError`` if an answer holds no verdict.
     """
     criteria, is_pair = _criteria(record), record.get("other_response") is not None
     scores, agreed, reasons = [], [], []

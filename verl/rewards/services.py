@@ -135,10 +135,8 @@ def question_key(question: Question) -> str:
 class _Answers:
     """Answers keyed by the digest of the question, in a database that persists if a process dies.
 
-    If the file is damaged, for example by the death of the machine, its readable answers are moved to a new one.
-
-    Raises:
-        ConfigError: If the file is not a database, or cannot be written.
+    If the file is damaged, for example by the death of the machine, its readable answers are moved to a new one. Raises
+    ``ConfigError`` if the file is not a database, or cannot be written.
     """
 
     def __init__(self, file: Path | None) -> None:

@@ -54,12 +54,11 @@ def start_engine(
 ) -> LLM:
     """Start an engine in this process for the model at ``path``; see :func:`engine_options` for the other arguments.
 
+    Raises ``ConfigError`` if the model cannot return the states of a requested layer.
+
     Args:
         load_format: vLLM's load format; ``rollout.engine_kwargs`` takes priority.
         further: Keyword arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not contain.
-
-    Raises:
-        ConfigError: If the model cannot return the states of a requested layer.
     """
     options: dict[str, Any] = {"load_format": load_format}
     options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator, reduces)
@@ -145,8 +144,7 @@ def from_stream(stream: int) -> dict[str, Any]:
 def check_streams(engine: LLM) -> None:
     """Check that an engine in this process draws from the random streams named in requests.
 
-    Raises:
-        RuntimeError: If the engine does not, because the plugin is inactive.
+    Raises ``RuntimeError`` if the engine does not, because the plugin is inactive.
     """
     if not hasattr(engine.llm_engine.model_executor.driver_worker.worker, "samples_from_streams"):
         raise RuntimeError(f"vLLM {vllm.__version__} does not sample from streams: {PLUGIN_INACTIVE}")
@@ -227,8 +225,7 @@ def num_waiting(engine: LLMEngine) -> int:
 def rank_columns(completions: Sequence[CompletionOutput]) -> dict[str, Tensor]:
     """Return the columns of rank metrics that the engine measured for responses.
 
-    Raises:
-        RuntimeError: If the engine returned no metrics because its plugin is inactive.
+    Raises ``RuntimeError`` if the engine returned no metrics because its plugin is inactive.
     """
     columns: list[dict[str, Tensor] | None] = [getattr(completion, "hidden_states", None) for completion in completions]
     rows = [row for row in columns if row is not None]

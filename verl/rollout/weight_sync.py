@@ -40,13 +40,11 @@ def _runner(engine: LLM) -> Any:
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
     """Replace the engine's weights and discard everything cached under the old ones.
 
-    With tensor parallelism, every process of the engine receives full parameters, which vLLM slices.
+    With tensor parallelism, every process of the engine receives full parameters, which vLLM slices. Raises
+    ``RuntimeError`` if some of the engine's parameters are missing from ``parameters``; the message names them.
 
     Args:
         parameters: Output of :func:`verl.models.huggingface.checkpoint_parameters`, with stacked experts.
-
-    Raises:
-        RuntimeError: If some of the engine's parameters are missing from ``parameters``; the message names them.
     """
     runner = _runner(engine)
     model = runner.get_model()

@@ -291,8 +291,7 @@ class TrainingRun(RaySession):
     def _check_crowding(self, cores: int) -> None:
         """Warn if there are more workers, each a process with its own model, than cores on this machine.
 
-        Raises:
-            ConfigError: If there are more than ``MAX_WORKERS_PER_CORE`` workers per core.
+        Raises ``ConfigError`` if there are more than ``MAX_WORKERS_PER_CORE`` workers per core.
         """
         engines = math.prod(self.pool)
         count, options = self.world_size + engines, f"trainer.n_gpus_per_node={self.workers_per_node}"

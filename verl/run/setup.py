@@ -48,11 +48,10 @@ FAILURES = ("timeout", "memory", "crash")
 class TrainingSetup:
     """Data, tokenizers and user code of a run, loaded with all checks that are possible before Ray starts.
 
+    Raises ``ConfigError`` if the config does not fit the data or the machine, or custom code cannot be used.
+
     Args:
         checks: Additional checks by the trainer, which raise ``ConfigError`` if it does not support the config.
-
-    Raises:
-        ConfigError: If the config does not fit the data or the machine, or custom code cannot be used.
     """
 
     def __init__(self, config: PPOConfig, checks: Sequence[Callable[[PPOConfig], object]] = ()) -> None:
@@ -248,10 +247,8 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
     """Call each data source's custom function on the source's first record, as in training.
 
     The response is empty in one call and the ground truth in another; a judge of pairs at an address compares these.
-    Returns a warning for each call that exceeded a limit.
-
-    Raises:
-        ConfigError: If a function raises an error, returns no score, or is for a data source without records.
+    Returns a warning for each call that exceeded a limit. Raises ``ConfigError`` if a function raises an error, returns
+    no score, or is for a data source without records.
     """
     custom = config.paths_of_custom_functions()
     if not custom:

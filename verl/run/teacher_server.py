@@ -55,13 +55,12 @@ FIRST_PAUSE_S = 1.0
 class TeacherServer:
     """Client of the teacher at ``options.address``, which is checked on construction.
 
+    Raises ``ConfigError`` if the server does not answer, serves several models of which none is chosen, uses a
+    different tokenizer, or does not return the log-probabilities of a prompt.
+
     Args:
         tokenizer: The policy's tokenizer.
         texts: Texts of the run. The server must tokenise these and ``TEXTS`` like ``tokenizer``.
-
-    Raises:
-        ConfigError: If the server does not answer, serves several models of which none is chosen, uses a different
-            tokenizer, or does not return the log-probabilities of a prompt.
     """
 
     def __init__(self, options: TeacherServerConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:

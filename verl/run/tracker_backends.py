@@ -63,8 +63,7 @@ class RunInfo:
 def check_trackers(loggers: Sequence[str]) -> None:
     """Check that all trackers can be used, before the run starts.
 
-    Raises:
-        ConfigError: If a package or an API key is missing.
+    Raises ``ConfigError`` if a package or an API key is missing.
     """
     for name in loggers:
         field = f"trainer.logger={name!r}"
@@ -104,10 +103,8 @@ def _check_wandb(field: str) -> None:
 def keep_records(path: Path, last_step: int) -> Path | None:
     """Remove the records of steps after ``last_step``, and an incomplete last line.
 
-    If other lines are damaged, copy the file, keep only the readable records, and return the copy's path.
-
-    Raises:
-        ConfigError: If the file cannot be read or copied.
+    If other lines are damaged, copy the file, keep only the readable records, and return the copy's path. Raises
+    ``ConfigError`` if the file cannot be read or copied.
     """
     try:
         lines = [(_step_of(line), line) for line in path.read_bytes().split(b"\n")]

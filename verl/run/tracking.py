@@ -71,8 +71,7 @@ class Tracker:
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the scalars of one step, sorted by name.
 
-        Raises:
-            StaleAttempt: If a newer attempt has taken over the folder.
+        Raises ``StaleAttempt`` if a newer attempt has taken over the folder.
         """
         if self._attempt is not None:
             self._attempt.check(self._folder / METRICS)
@@ -95,10 +94,8 @@ class Tracker:
 def drop_records(folder: Path, last_step: int | None) -> list[str]:
     """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None. Return notes.
 
-    TensorBoard hides later steps automatically, and wandb ignores steps it has already seen.
-
-    Raises:
-        ConfigError: If ``metrics.jsonl`` is not a file or cannot be rewritten.
+    TensorBoard hides later steps automatically, and wandb ignores steps it has already seen. Raises ``ConfigError`` if
+    ``metrics.jsonl`` is not a file or cannot be rewritten.
     """
     (folder / SUMMARY).unlink(missing_ok=True)
     path = folder / METRICS

@@ -56,10 +56,8 @@ class EngineCalls:
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
         """Wait for one or all busy engines, and return ``(engine, reply)`` for each engine that has replied.
 
-        The reply of a lost engine is None.
-
-        Raises:
-            WorkerError: If a worker raised an exception, or was lost and the other workers cannot continue without it.
+        The reply of a lost engine is None. Raises ``WorkerError`` if a worker raised an exception, or was lost and the
+        other workers cannot continue without it.
         """
         engines = {call: engine for engine, calls in self._calls.items() for call in calls}
         ranks = {
@@ -103,6 +101,8 @@ def generate_responses(
 ) -> Batch:
     """Sample ``sampling.n`` responses per prompt; responses to the same prompt are adjacent.
 
+    Raises ``WorkerError`` if a worker raised or died.
+
     Args:
         workers, copies, deterministic, on_finished, version: See :class:`Generation`.
         settings: ``overrides`` and ``temperatures`` of :class:`ResponseRequests`.
@@ -110,9 +110,6 @@ def generate_responses(
 
     Returns:
         Episodes with ``tokens``, ``rollout_logprobs``, ``truncated`` and rank metrics; R = ``max_response_length``.
-
-    Raises:
-        WorkerError: If a worker raised or died.
     """
     n = sampling.n
     prompts = [record for record in records for _ in range(n)]
@@ -147,8 +144,7 @@ def generate_responses(
 class Generation:
     """One pass of all engines over ``requests``; each request is identified by its row index.
 
-    Raises:
-        WorkerError: If the weights of an engine do not have the expected ``version``.
+    Raises ``WorkerError`` if the weights of an engine do not have the expected ``version``.
     """
 
     workers: WorkerGroup

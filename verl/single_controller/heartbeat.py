@@ -47,10 +47,8 @@ def _beats(
 ) -> Iterator[float]:
     """Exchange beats until the connection is closed, repeatedly yielding the seconds since the last received beat.
 
-    A beat is a line with the :class:`Stage` of the sending process; ``hear`` receives the raw beats.
-
-    Raises:
-        OSError: If the connection breaks.
+    A beat is a line with the :class:`Stage` of the sending process; ``hear`` receives the raw beats. Raises ``OSError``
+    if the connection breaks.
     """
     every = interval(detection_s)
     connection.settimeout(every)
@@ -142,8 +140,7 @@ class Heartbeat:
 def follow(settings: HeartbeatSettings, rank: int) -> None:
     """Connect this worker to the driver and start a thread that exits the process once the driver is gone.
 
-    Raises:
-        OSError: If the driver cannot be reached.
+    Raises ``OSError`` if the driver cannot be reached.
     """
     connection = socket.create_connection(settings.address, timeout=settings.detection_s)
     connection.sendall(settings.token + rank.to_bytes(4, "big"))

@@ -199,10 +199,7 @@ class WorkerGroup:
         A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
         If a method yields values, they stay in Ray's object store. The result is a :class:`Stored`, which can be passed
-        to other methods instead of the values.
-
-        Raises:
-            WorkerError: If a worker raises or dies.
+        to other methods instead of the values. Raises ``WorkerError`` if a worker raises or dies.
         """
         return self._gather([self.call(rank, method, arguments) for rank in self.living], method)
 

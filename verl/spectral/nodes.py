@@ -62,9 +62,8 @@ class NodeSet(NamedTuple):
 def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, condition: float) -> NodeSet:
     """Find the fewest nodes that fit every function within ``tolerance`` for singular values in [1/condition, 1].
 
-    Raises:
-        ValueError: There are no functions, or a power, the tolerance or the condition is out of range, or no set of at
-            most 64 nodes reaches the tolerance.
+    Raises ``ValueError`` if there are no functions, or a power, the tolerance or the condition is out of range, or no
+    set of at most 64 nodes reaches the tolerance.
     """
     if not functions:
         raise ValueError("functions: name at least one spectral function")

@@ -128,11 +128,9 @@ def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
 def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tensor:
     """Return the largest absolute entry in each response's valid rows, float64 ``[B]`` on the CPU.
 
-    The result is 0 for responses without rows, and NaN for responses with NaN or infinity.
-
-    Raises:
-        ValueError: ``on_nonfinite`` is ``raise`` and a response contains NaN or infinity (the message names the first),
-            or ``on_nonfinite`` is neither ``raise`` nor ``mask``.
+    The result is 0 for responses without rows, and NaN for responses with NaN or infinity. Raises ``ValueError`` if
+    ``on_nonfinite`` is ``raise`` and a response contains NaN or infinity (the message names the first), or
+    ``on_nonfinite`` is neither ``raise`` nor ``mask``.
     """
     if on_nonfinite not in ("raise", "mask"):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: must be 'raise' or 'mask'")

@@ -139,8 +139,7 @@ class SkippedUpdates:
     def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
         """Return the mean metrics of the applied ``updates`` and the number of skipped updates.
 
-        Raises:
-            ConfigError: If more than ``max_skipped_updates`` consecutive updates were skipped.
+        Raises ``ConfigError`` if more than ``max_skipped_updates`` consecutive updates were skipped.
         """
         for update in updates:
             self.in_a_row = self.in_a_row + 1 if update[self.name] else 0

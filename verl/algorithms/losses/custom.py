@@ -106,10 +106,8 @@ def policy_loss(
 ) -> Callable[[Function], Function]:
     """Declare the inputs that a custom policy loss needs; see :class:`LossNeeds`.
 
-    Without this decorator, a loss receives only the fields of :class:`LossInputs` that have no default.
-
-    Raises:
-        ValueError: if a name is unknown or ``top_k`` is inconsistent with ``statistics``.
+    Without this decorator, a loss receives only the fields of :class:`LossInputs` that have no default. Raises
+    ``ValueError`` if a name is unknown or ``top_k`` is inconsistent with ``statistics``.
     """
     needs = LossNeeds(columns, statistics, top_k, old_statistics, whole_groups, prepare)
 

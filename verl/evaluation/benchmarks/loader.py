@@ -53,11 +53,9 @@ def load_benchmark(
     names. Other fields are recognised by name. ``data_source`` selects the verifier for rows that do not name one, and
     None chooses it automatically. Columns that match parameters of a custom reward function are added to
     ``extra_info``. Training files, whose prompts are chats, are read as in training, with ``whole_rows`` as in
-    :class:`PromptLayout`. If ``scored`` is False, answers may be missing.
-
-    Raises:
-        ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
-            recognised, or a row has no question or answer. The message is a single line.
+    :class:`PromptLayout`. If ``scored`` is False, answers may be missing. Raises ``ConfigError`` if the benchmark is
+    unknown or has no problems, a download failed, a line is malformed, fields are not recognised, or a row has no
+    question or answer. The message is a single line.
     """
     path = local_file(name, folder)
     if path is None and name not in BENCHMARKS:

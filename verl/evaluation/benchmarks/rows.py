@@ -129,9 +129,8 @@ def recognise_fields(
 ) -> dict[str, list[str]]:
     """Map each field of a problem to the matching field names in the rows, by precedence. ``mapping`` overrides them.
 
-    Raises:
-        ConfigError: ``mapping`` names an unknown field, or no field matches the question or the answer. The message
-            begins with ``where``, the source of the rows, and lists the available fields.
+    Raises ``ConfigError`` if ``mapping`` names an unknown field, or no field matches the question or the answer. The
+    message begins with ``where``, the source of the rows, and lists the available fields.
     """
     names_in_rows = list(dict.fromkeys(name for row in rows for name in row))
     for ours, theirs in (mapping or {}).items():
@@ -163,8 +162,7 @@ def read_problem(
 ) -> Problem:
     """Convert ``row`` to a problem, using the ``fields`` that :func:`recognise_fields` returned.
 
-    Raises:
-        ValueError: The question or the answer is missing, or a field has an invalid value.
+    Raises ``ValueError`` if the question or the answer is missing, or a field has an invalid value.
     """
     values = {ours: _first_value(row, names, nan_is_gap=ours in PLAIN) for ours, names in fields.items()}
     for ours in PLAIN:

@@ -119,8 +119,7 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Record the time and peak memory of the ``with`` block under the phase ``name``.
 
-        Raises:
-            OutOfMemory: If this process ran out of memory.
+        Raises ``OutOfMemory`` if this process ran out of memory.
         """
         self.on_enter(name)
         self.take_peak()  # discard the peak of work outside phases

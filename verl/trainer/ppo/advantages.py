@@ -73,8 +73,7 @@ class ResponseRewards:
 class AdvantageEstimation:
     """Advantage estimation with a built-in or custom estimator, rank shaping, and a KL penalty in the reward.
 
-    Raises:
-        ConfigError: If a custom function cannot be loaded or does not accept its arguments.
+    Raises ``ConfigError`` if a custom function cannot be loaded or does not accept its arguments.
     """
 
     def __init__(self, config: PPOConfig, reward_manager: RewardManager) -> None:

@@ -36,15 +36,14 @@ def check_batch(
 ) -> None:
     """Check prompts, verified texts, masks and groups of a batch.
 
+    Raises ``WorkerError`` if the batch is inconsistent because of a bug in VERL or in a custom method.
+
     Args:
         batch: Batch with verdicts and ``learn_mask``, B responses.
         rows: Rows to learn from, or None to use all rows.
         group_size: Number of responses per prompt, or None if a method selected the batch, in which case only masks,
             versions and duplicate rows are checked.
         repeats: Whether ``rows`` may contain a row more than once.
-
-    Raises:
-        WorkerError: If the batch is inconsistent because of a bug in VERL or in a custom method.
     """
 
     # 1. Only tokens that the policy sampled are learned from, their weight versions exist, and no row is used twice.
@@ -88,12 +87,11 @@ def check_batch(
 def check_carried_over(batch: Batch, learned: dict[tuple[int, int], int], step: int) -> None:
     """Check, with carry-over, that the batch contains no response that an earlier step has trained on.
 
+    Raises ``WorkerError`` if a response was in an earlier batch.
+
     Args:
         learned: Step whose batch contained each response, keyed by the response's admission step and random stream. The
             responses of ``batch`` are added, and entries that are older than ``FREQUENCY`` steps are removed.
-
-    Raises:
-        WorkerError: If a response was in an earlier batch.
     """
     responses = list(zip(batch.step.tolist(), batch.stream.tolist(), strict=True))
     again = next((learned[response] for response in responses if response in learned), None)

@@ -184,11 +184,10 @@ class RolloutScheduler:
     ) -> SampledStep:
         """Sample the responses for a training step, then free the engines' memory.
 
+        Raises ``ConfigError`` if ``algorithm.filter_groups`` leaves nothing to learn from.
+
         Args:
             version: Version of the engines' weights, or None for the newest weights before ``step``.
-
-        Raises:
-            ConfigError: If ``algorithm.filter_groups`` leaves nothing to learn from.
         """
         if self.groups is not None:
             return self._sample_open(self.groups, prompts, step, timer, step - 1 if version is None else version)
@@ -249,10 +248,8 @@ class RolloutScheduler:
 
         Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
         ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Then fill up the batch with other
-        prompts, which are excluded from training. Metrics are computed over all sampled responses.
-
-        Raises:
-            ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
+        prompts, which are excluded from training. Metrics are computed over all sampled responses. Raises
+        ``ConfigError`` if ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
         """
         n, filtering = self.config.rollout.n, self.config.algorithm.filter_groups
         informative: list[Batch] = []
@@ -408,8 +405,7 @@ class RolloutScheduler:
     def _must_end(self, groups: OpenGroups, num_compared: int) -> bool:
         """Return whether there are enough groups to learn from or the limit on generation batches is reached.
 
-        Raises:
-            ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
+        Raises ``ConfigError`` if ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
         """
         filtering, num_batches = self.config.algorithm.filter_groups, num_compared // self.config.data.prompts_per_batch
         num_ready = len(groups.complete())

@@ -63,10 +63,8 @@ def unfiltered(sampling: SamplingConfig) -> SamplingConfig:
 def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord], step: int) -> None:
     """Check the engines' log-probabilities under perturbed weights, then restore the weights of ``step``.
 
-    The check is skipped for engines without their own weights, and if :func:`tolerance_of` returns None.
-
-    Raises:
-        WorkerError: If an engine's log-probabilities differ from the policy's.
+    The check is skipped for engines without their own weights, and if :func:`tolerance_of` returns None. Raises
+    ``WorkerError`` if an engine's log-probabilities differ from the policy's.
     """
     tolerance = tolerance_of(config, policy.workers.device_type)
     if config.rollout.name == "hf" or tolerance is None:
