@@ -9,7 +9,6 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from transformers import PreTrainedModel
 
 from verl.checkpoint.folders import latest_checkpoint, refuse_verl_shards, step_of, verify_checkpoint
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
@@ -57,31 +56,13 @@ def export_checkpoint(
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         weights = read_parameters(folder / part / "shards", shapes)
     weights |= read_buffers(architecture)
-    return _write(model, weights, architecture, target, trust_remote_code, adapters)
-
-
-def _write(
-    model: PreTrainedModel,
-    weights: dict[str, Tensor],
-    architecture: Path,
-    target: Path,
-    trust_remote_code: bool,
-    adapters: Path | None = None,
-) -> Path:
-    """Write the folder ``target`` under a temporary name, and rename it once it is complete.
-
-    The tokenizer is read from ``architecture``. ``adapters`` are already merged into ``weights``. The adapters are
-    written to a subfolder, because ``transformers`` would apply adapters next to the weights again.
-    """
-    if target.exists():
-        raise ConfigError(f"{target}: already exists; name another folder")
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")
-    needed = sum(tensor.nbytes for tensor in weights.values())
     try:
         tokenizer = load_tokenizer(str(architecture), trust_remote_code, needs_chat_template=False)
-        with naming_storage(target.parent, needed):
+        with naming_storage(target.parent, sum(tensor.nbytes for tensor in weights.values())):
             write_huggingface(model, weights, tokenizer, unfinished)
             if adapters:
+                # Next to the weights, transformers would apply the adapters again.
                 shutil.copytree(adapters, unfinished / ADAPTERS)
             unfinished.rename(target)
     except BaseException:

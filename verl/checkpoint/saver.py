@@ -67,25 +67,17 @@ class CheckpointSaver:
         if not self.background:
             self.finish()
 
-    def poll(self) -> None:
-        """Complete the checkpoint if all workers have written it.
+    def poll(self, wait: bool = False) -> None:
+        """Complete the checkpoint if all workers have written it; with ``wait``, wait until they have.
 
         Raises ``WorkerError`` if writing in the background failed.
         """
-        if self._unfinished is not None:
-            self._complete(wait=False)
-
-    def finish(self) -> None:
-        """Wait for the workers and complete the checkpoint. Raises the same errors as :meth:`poll`."""
-        if self._unfinished is not None:
-            self._complete(wait=True)
-
-    def _complete(self, wait: bool) -> None:
+        done = self._unfinished
+        if done is None:
+            return
         shares = self._run("finish_save", wait)
         if any(share is None for share in shares):
             return
-        assert self._unfinished is not None
-        done = self._unfinished
         records = {name: record for share in shares for name, record in share.items()}
         try:
             complete_checkpoint(done.folder, done.step, done.state, records)
@@ -98,6 +90,10 @@ class CheckpointSaver:
         keep = steps_to_keep(checkpoints(root), self.newest, self.always, done.scores)
         self.attempt.check(root)
         remove_checkpoints(root, keep)
+
+    def finish(self) -> None:
+        """Wait for the workers and complete the checkpoint. Raises the same errors as :meth:`poll`."""
+        self.poll(wait=True)
 
     def _run(self, method: str, *arguments: Any) -> list[Any]:
         try:

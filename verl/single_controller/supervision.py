@@ -20,6 +20,7 @@ from verl.cluster.failures import HeadLost, MachineError
 from verl.cluster.machines import run_on
 from verl.cluster.network import reachable
 from verl.single_controller.heartbeat import Heartbeat, interval
+from verl.utils.files import print_to
 
 HEAD_S = 3.0
 """Timeout in seconds for connecting to Ray's head."""
@@ -76,7 +77,6 @@ class Supervisor:
         self._head_silent = 0.0
 
     def name(self, rank: int) -> str:
-        """Return the display name of a worker."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
         return f"{self.options.kind} {rank}{on}"
 
@@ -179,10 +179,7 @@ def log_to(folder: Path, rank: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    log = os.open(folder / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    print_to(folder / f"rank_{rank}.log", 1, 2)
     print(f"worker {rank} on {socket.gethostname()}, process {os.getpid()}", flush=True)
     stacks = os.open(folder / f"rank_{rank}.stacks", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     # Stacks are written in the C signal handler, so this works even if the interpreter is busy.
