@@ -139,7 +139,6 @@ def _tables(
     config: AnalysisConfig,
     verifiers: VerifierPool,
 ) -> Tables:
-    """Score the responses of a task and return its tables."""
     numbers = range(config.n_sampling)
     keys = [(i, j) for i in store.answered for j in numbers]
     scores: dict[SampleKey, Verdict] = {}

@@ -78,7 +78,6 @@ def measure_missing(
     workers: WorkerGroup,
     num_workers: int,
 ) -> None:
-    """Measure the prompts that are missing from ``file``."""
     missing = [prompt for prompt in prompts if file.get(prompt) is None]
     at_once = PROMPTS_PER_CALL * num_workers
     for start in range(0, len(missing), at_once):

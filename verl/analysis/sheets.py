@@ -86,12 +86,10 @@ def column(config: AnalysisConfig, place: int, name: str) -> str:
 
 
 def response_columns(config: AnalysisConfig) -> list[str]:
-    """Return the names of the response metrics."""
     return [*rank_columns(config), *OF_RESPONSES]
 
 
 def prompt_columns(config: AnalysisConfig) -> list[str]:
-    """Return the names of the prompt metrics."""
     ranks = rank_columns(config)
     unstacked = ("Curvature", *config.calculator.own_names)
     stacks = [name for name in ranks if name.rpartition("/")[2].partition(" diff")[0] not in unstacked]

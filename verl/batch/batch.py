@@ -215,7 +215,6 @@ class Batch(Columns):
         return list(self._columns)
 
     def kind_of(self, name: str) -> str:
-        """Return the kind of a filled column."""
         return self._kinds[name]
 
     def without(self, *names: str) -> Self:

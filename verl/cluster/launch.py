@@ -322,7 +322,6 @@ def follow(head: str, rank: int, ray: RayProcess) -> int:
 
 
 def main() -> None:
-    """Run the command line."""
     command, env = sys.argv[1:], os.environ
     try:
         if head := env.get("RAY_ADDRESS"):

@@ -12,7 +12,6 @@ LOOPBACK = "127.0.0.1"
 
 
 def loopback_interface() -> str:
-    """Return the name of the network interface of ``LOOPBACK``."""
     interfaces: dict[str, Any] = psutil.net_if_addrs()
     return next(name for name, entries in interfaces.items() if any(entry.address == LOOPBACK for entry in entries))
 

@@ -27,7 +27,6 @@ ENDED = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1}
 
 
 def main() -> None:
-    """Run the command line."""
     address, folder, script, *arguments = sys.argv[1:]
     job = ""
     try:

@@ -140,12 +140,10 @@ class PPOConfig(Group):
 
     @property
     def uses_reward_model(self) -> bool:
-        """Whether a reward model is enabled."""
         return self.reward_model.enable
 
     @property
     def uses_teacher(self) -> bool:
-        """Whether the policy learns from a teacher."""
         return self.teacher.enabled
 
     @property
@@ -244,7 +242,6 @@ class PPOConfig(Group):
         self.require(not twice or correction.rollout_is is None, ROLLOUT_IS, f"{fix}, or bypass_mode=false")
 
     def _check_models(self) -> None:
-        """Check parallelism and adapters of all models."""
         parallel, holder = self.rollout.tensor_parallel_size, "rollout" if self.rollout.has_pool else "trainer"
         per_machine = attrgetter(f"{holder}.n_gpus_per_node")(self)
         check_divides("rollout.tensor_parallel_size", parallel, f"{holder}.n_gpus_per_node", per_machine)

@@ -46,7 +46,6 @@ class ArithmeticTask:
             require(1 <= low <= high <= MAX_DIGITS, name, (low, high), f"must satisfy 1 <= low <= high <= {MAX_DIGITS}")
 
     def draw(self, rng: random.Random) -> GeneratedProblem:
-        """Draw a random problem."""
         kind = rng.choices(list(MIXTURE), weights=list(MIXTURE.values()))[0]
         digits: tuple[int, int] = getattr(self, f"{kind}_digits")
         a = _draw_operand(rng, digits)

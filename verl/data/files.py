@@ -94,7 +94,6 @@ def _read_hub(name: str, published: HubSet) -> list[Row]:
 
 
 def _hub_answers() -> bool:
-    """Return whether the hub responds to a request."""
     try:
         request = urllib.request.Request(huggingface_hub.constants.ENDPOINT, method="HEAD")
         urllib.request.urlopen(request, timeout=PROBE_S).close()

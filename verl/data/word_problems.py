@@ -25,7 +25,6 @@ def split(name: str, size: int, seed: int) -> list[GeneratedProblem]:
 
 
 def draw(rng: random.Random) -> GeneratedProblem:
-    """Draw a random problem."""
     kind = rng.choices(list(KINDS), weights=[weight for weight, _ in KINDS.values()])[0]
     question, steps, answer = KINDS[kind][1](rng)
     return GeneratedProblem(f"{question} {INSTRUCTION}", f"{steps}\n#### {answer}", str(answer), kind)

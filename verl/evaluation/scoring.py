@@ -169,5 +169,4 @@ def reason_code(score: Verdict) -> str:
 
 
 def digest_of(response: str) -> str:
-    """Return a short digest of a response."""
     return digest(response.encode(errors="surrogatepass"))

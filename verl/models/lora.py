@@ -170,7 +170,6 @@ def train_adapters_only(model: nn.Module) -> None:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether the parameter ``name`` belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

@@ -195,7 +195,6 @@ class SharedPrompts:
         self._of_responses = self._tokens(self.response_starts, self.longest_response)
 
     def on(self, device: str) -> Self:
-        """Return a copy on ``device``."""
         moved = type(self)(self.prompt_lengths, self.response_lengths, self._prompt_of)
         moved.device = device
         return moved

@@ -50,7 +50,6 @@ class RequestQueue:
         return self.num_requests - self._next + len(self._again)
 
     def first(self) -> list[Sequence[int]]:
-        """Return the first requests of each engine."""
         size, num_engines = self.num_requests, len(self.held)
         bounds = [size * engine // num_engines for engine in range(num_engines + 1)]
         equal = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]

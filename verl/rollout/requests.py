@@ -52,7 +52,6 @@ class ResponseRequests:
         return replace(self, partial=None if self.partial is None else self.partial[list(places)], **chosen)
 
     def sampling_of(self, i: int) -> SamplingConfig:
-        """Return the sampling options of response ``i``."""
         return self.sampling if self.overrides is None else self.overrides[i]
 
 

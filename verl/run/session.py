@@ -409,7 +409,6 @@ class TrainingRun(RaySession):
         return 0 if self.tracker is None else self.tracker.step
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``."""
         self.attempt.check(self.folder / "summary.json")
         write_summary(self.folder, summary)
 

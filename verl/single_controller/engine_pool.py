@@ -117,7 +117,6 @@ class EnginePool(WorkerGroup):
         return range(first, first + self._workers_per_world)
 
     def close(self) -> None:
-        """Stop the workers."""
         with self._replacing:
             # The sampling thread may be about to start new engines.
             self._closed = True

@@ -254,7 +254,6 @@ class WorkerGroup:
         self._wait(calls, "stop_profile")
 
     def close(self) -> None:
-        """Stop the workers."""
         try:
             # If the head is gone, there are no resources to release, and trying would block for a minute.
             if self._supervisor.head_answers():

@@ -39,7 +39,6 @@ REPETITION = (
 
 
 def definitions(summary: Summary) -> str:
-    """Return the definitions of the statistics in the tables."""
     return " ".join([*(DEFINITIONS[name] for name in summary.figures), REPETITION])
 
 

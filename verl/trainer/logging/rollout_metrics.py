@@ -356,7 +356,6 @@ def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
 
 
 def data_sources(batch: Batch) -> list[str]:
-    """Return the data source of each of the B responses."""
     return [record.data_source for record in batch.records]
 
 

@@ -270,7 +270,6 @@ class StepMetrics:
 
 
 def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size: int) -> StepMetrics:
-    """Return the step metrics of a PPO run."""
     policy = ModelCost.of(config.model)
     passes = {name: (policy, FORWARD) for name in ("gen", "old_log_prob", "ref")}
     passes["update_actor"] = (policy, ModelCost.update_passes(config.model))

@@ -76,7 +76,6 @@ class StepAhead:
         return {"next": {"batch": saved, "metrics": metrics, "dropped_scores": dropped_scores}}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the saved state."""
         if "next" in state:
             batch = batch_from_state(state["next"]["batch"], self.scheduler.prompts)
             self._next = SampledStep(batch, state["next"]["metrics"], state["next"]["dropped_scores"])

@@ -18,7 +18,6 @@ MAX_DECODED = 64
 
 
 def inconsistent(step: int, found: str) -> WorkerError:
-    """Return the error for an inconsistent batch."""
     return WorkerError(
         f"step {step}: the batch is inconsistent, so nothing is learned from it: {found}. This is a mistake in "
         "VERL or in trainer.method; report it with the run's config.yaml"

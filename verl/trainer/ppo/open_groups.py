@@ -129,7 +129,6 @@ class OpenGroups:
         return {"num_admitted": self.num_admitted, "waiting": waiting} | saved
 
     def load_state(self, state: dict[str, Any], prompts: Sequence[PromptRecord]) -> None:
-        """Restore the saved state."""
         self.num_admitted = state["num_admitted"]
         self.waiting = [restored_record(saved, prompts) for saved in state["waiting"]]
         self.open, self.ready = (

@@ -112,7 +112,6 @@ class RolloutScheduler:
         return {} if self.groups is None else self.groups.state(self.prompts)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the saved state."""
         if self.groups is not None:
             self.groups.load_state(state, self.prompts)
 

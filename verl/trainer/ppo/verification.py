@@ -110,6 +110,5 @@ class Verification:
 
 
 def fill_verdicts(batch: Batch, verdicts: list[Verdict], texts: list[str]) -> None:
-    """Fill the verifiers' columns of ``batch``."""
     scores, correct = score_tensors(verdicts)
     batch.fill(texts=texts, verdicts=verdicts, scores=scores, correct=correct)
