@@ -16,8 +16,8 @@ from torch import Tensor
 def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
     """Return the probability that at least one of k samples is correct, 1 - C(n-c, k) / C(n, k), for each problem.
 
-    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples.
-    The probability is computed as a product of k factors between 0 and 1 rather than from binomial coefficients. Raises
+    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k samples. The
+    probability is computed as a product of k factors between 0 and 1 rather than from binomial coefficients. Raises
     ``ValueError`` if k or c is out of range.
 
     Args:
@@ -41,10 +41,10 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 
 
 def best_at_k(scores: Tensor, k: int) -> Tensor:
-    """Return the expected highest score among k of n samples, for each of P problems.
+    """Return the expected maximum score of k out of n samples for each of P problems.
 
-    This is the exact mean over all subsets. veRL's metric of the same name draws with replacement and is lower. Raises
-    ``ValueError`` if k is out of range.
+    This is the exact mean over all subsets of k samples. veRL's metric of the same name samples with replacement and is
+    lower. Raises ``ValueError`` if k is out of range.
 
     Args:
         scores: scores of the samples ``[P, n]``.
@@ -58,7 +58,7 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Return the probability that each of n samples, in ascending order, is the highest of k drawn samples.
+    """Return, for each of n samples in ascending order, the probability of being the highest of k drawn samples.
 
     For the i-th sample (from 1), this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
     """

@@ -52,8 +52,8 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
 
     Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
     ``global_step_<N>.damaged``, a warning is printed, and the previous checkpoint is used. Raises ``ConfigError`` if
-    ``resume_from_path`` is not an intact checkpoint, if the run in the folder cannot be resumed, or if a checkpoint
-    contains a file that is not listed in its manifest or has a different format version.
+    ``resume_from_path`` is not an intact checkpoint, or if the run in the folder cannot be resumed. The same error is
+    raised if a checkpoint has another format version or contains a file that is not in its manifest.
 
     Args:
         say: Function that prints a line, called for the checkpoint and for each option that has changed since.
@@ -148,7 +148,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return the ``name`` of a metric, its highest value and the first step with that value, or None without values.
+    """Return a metric's ``name``, its highest value and the first step with that value, or None if it has no values.
 
     Args:
         validations: Step -> metrics of the validation at that step.
@@ -159,12 +159,12 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Return the metrics of the validations before a checkpoint, keyed by step (converted from text to an integer)."""
+    """Return the validation metrics saved in a checkpoint, keyed by step as an integer."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
 def check_unchanged(resumption: Resumption, digests: Mapping[str, str], trainer: RunConfig) -> list[str]:
-    """Compare a run's inputs with the checkpoint's, and return a list with at most one warning about changed inputs.
+    """Compare a run's inputs with those of the checkpoint, and return a list of at most one warning about changes.
 
     Raises ``ConfigError`` if an input that must not change has changed and ``trainer.resume_changed`` is ``refuse``.
 
@@ -216,7 +216,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of the trained parameters, keyed by name. With adapters, only adapters are trained."""
+    """Return the shapes of the trained parameters, keyed by name. With adapters, only the adapters are trained."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)
@@ -226,7 +226,7 @@ def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
 
 @contextmanager
 def resume_hint(trainer: RunConfig) -> Iterator[None]:
-    """If the block raises an exception, print the options that resume the run to stderr."""
+    """If the block raises an exception other than ``ConfigError``, print the options for resuming the run to stderr."""
     try:
         yield
     except ConfigError:

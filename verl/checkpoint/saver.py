@@ -34,7 +34,7 @@ class _Unfinished:
 
 @dataclass
 class CheckpointSaver:
-    """Lets the workers write checkpoints, optionally in the background, and completes each one once it is written."""
+    """Makes the workers write checkpoints, optionally in the background, and then completes each checkpoint."""
 
     attempt: Attempt
     """Current attempt, which contains the path of the run's folder."""
@@ -54,7 +54,7 @@ class CheckpointSaver:
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
         """Write a checkpoint of the current models.
 
-        Raises ``WorkerError`` if writing this checkpoint failed, or writing the previous one in the background.
+        Raises ``WorkerError`` if this checkpoint, or the previous one in the background, could not be written.
 
         Args:
             state: Trainer state as JSON values.
@@ -68,7 +68,7 @@ class CheckpointSaver:
             self.finish()
 
     def poll(self, wait: bool = False) -> None:
-        """Complete the checkpoint if all workers have written it; with ``wait``, wait until they have.
+        """Complete the checkpoint if all workers have written it. If ``wait`` is set, wait for the workers first.
 
         Raises ``WorkerError`` if writing in the background failed.
         """

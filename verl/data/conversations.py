@@ -18,14 +18,14 @@ from verl.data.samplers import ResumableRandomSampler, batch_loader
 from verl.data.templates import render_chat, render_record
 
 Conversation = tuple[list[int], list[int]]
-"""Token ids, and a loss mask that is 1 for tokens to learn."""
+"""Token ids, and a loss mask that is 1 for tokens to train on."""
 
 
 class ConversationDataset(Dataset[Conversation]):
-    """The conversations in ``files``, which are tokenized at construction.
+    """Dataset of the conversations in ``files``, which are tokenized at construction.
 
     Raises ``ConfigError`` if a file cannot be read or lacks the column, or if a conversation is malformed, has no
-    assistant turn to learn, does not fit the chat template, or is too long. The message names file and row.
+    assistant turn to train on, does not fit the chat template, or is too long. The message names the file and row.
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -67,9 +67,9 @@ def tokenize_conversation(
     max_length: int = sys.maxsize,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Conversation:
-    """Return a conversation's token ids, and a mask of the assistant's turns with their end-of-turn tokens.
+    """Return a conversation's token ids and a mask of the assistant turns, including end-of-turn tokens.
 
-    A turn consists of the tokens that the template appends for it, so a turn must not change how earlier turns are
+    A turn consists of the tokens that the template appends for it, so it must not change how earlier turns are
     rendered. Turns after the first ``max_length`` tokens are skipped, because rendering all turns takes quadratic time.
     """
 
@@ -100,7 +100,7 @@ def tokenize_conversation(
 
 
 def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
-    """Convert conversations to a batch with ``learn_mask``. The first token of a conversation is its prompt."""
+    """Convert conversations to a batch with ``learn_mask``. The first token of a conversation serves as its prompt."""
     ids, masks = zip(*conversations, strict=True)
     learned = torch.tensor([learned for mask in masks for learned in mask[1:]]).bool()
     return Batch.of([row[:1] for row in ids], [row[1:] for row in ids], learn_mask=learned)

@@ -11,7 +11,7 @@ from verl.cluster.failures import WorkerError
 from verl.rollout.environments.conversations import policy_texts
 
 FREQUENCY = 50
-"""Number of steps between checks. The first step of each process is also checked."""
+"""Number of steps between consistency checks. Each process also checks the first batch that it trains on."""
 
 MAX_DECODED = 64
 """Maximum number of responses whose tokens are decoded again to check their texts."""
@@ -84,7 +84,7 @@ def check_batch(
 
 
 def check_carried_over(batch: Batch, learned: dict[tuple[int, int], int], step: int) -> None:
-    """Check, with carry-over, that the batch contains no response that an earlier step has trained on.
+    """Check that a batch with carried-over responses contains none that an earlier step has trained on.
 
     Raises ``WorkerError`` if a response was in an earlier batch.
 
