@@ -7,16 +7,15 @@ from typing import Any
 import yaml
 
 from verl.config.errors import ConfigError, in_one_line
-from verl.config.old_names import rename_options
 
 RUN_CONFIG = "config.yaml"
 """Name of the configuration file in a run's folder."""
 
 MAX_BYTES = 1 << 17
-"""Maximum size of a file to parse, which limits parsing to seconds; a genuine file has about 10 kB."""
+"""Maximum file size in bytes, which keeps parsing within seconds; real files have about 10 kB."""
 
 MAX_INTEGER = 100
-"""Maximum length of an integer in characters, because ``1:59:59:...`` takes quadratic time to convert."""
+"""Maximum length of an integer in characters, because converting ``1:59:59:...`` takes quadratic time."""
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
@@ -37,7 +36,7 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yam
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Return the options in the file ``path``, with old option names replaced by new names.
+    """Return the options in the file ``path``.
 
     Raises ``ConfigError`` if the file cannot be read or is not a mapping; the message gives the reason in one line.
     """
@@ -56,11 +55,10 @@ def read_run_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is damaged: {in_one_line(error)}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged: it is not a mapping")
-    rename_options(found)
     return found
 
 
 def run_option(config: Mapping[str, Any], group: str, option: str) -> Any:
-    """Return the value of a group's option, or None if it is missing."""
+    """Return the value of an option in a group, or None if the option is missing."""
     values = config.get(group)
     return values.get(option) if isinstance(values, dict) else None

@@ -1,4 +1,4 @@
-"""Training rows for the further histories of agent sessions."""
+"""Training rows for the additional message histories of agent sessions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,11 @@ from verl.rollout.partial import PER_TOKEN
 
 
 def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
-    """Return a batch in which each session's row is followed by the rows of its further histories.
+    """Return the batch with rows for each session's additional histories inserted after the session's own row.
 
-    All tokens of an episode have the same advantage, which is divided by its number of rows. Losses are proportional to
-    advantages, so the rows together have the weight of a single row. ``episode`` [B'] is the index of each row's
-    session. Batches without further histories are returned unchanged, except that ``further_rows`` is removed.
+    All tokens of an episode share one advantage, divided by its number of rows. Losses are proportional to advantages,
+    so all rows of an episode together weigh as much as one row. ``episode`` [B'] is the index of each row's session. If
+    there are no additional histories, only the column ``further_rows`` is removed.
 
     Args:
         batch: Columns for the update, including ``further_rows``, with B rows.
