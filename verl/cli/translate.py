@@ -29,6 +29,7 @@ from verl.cli.values import FlagError, literal, nearest, note, override_key, unq
 from verl.config.calculator import BASE_METRICS
 from verl.config.errors import ConfigError
 from verl.config.load import compose_config, fast_dtype, is_embedded
+from verl.config.old_names import with_new_names
 from verl.config.ppo import PPOConfig
 
 HYDRA_FLAGS_WITH_VALUE = {
@@ -267,7 +268,7 @@ def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] 
     Raises ``FlagError`` if a flag is unknown or its value is missing.
     """
     line = CommandLine({}, [], [])
-    rest = list(arguments)
+    rest = with_new_names(arguments)
     while rest:
         argument = rest.pop(0)
         name, has_value, value = argument.partition("=")

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.errors import ConfigError, Mistakes, in_one_line
+from verl.config.old_names import REMOVED, rename_options, with_new_names
 from verl.config.paths import SHIPPED, find_model, find_path
 
 CONFIG_DIR = SHIPPED / "configs"
@@ -124,6 +125,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         raise ConfigError(f"{error.full_key}: {_NO_VALUE}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    rename_options(values)
     _print_fitted(values)
     try:
         config: ConfigT = _with_full_paths(parse_values(schema, values))
@@ -157,9 +159,10 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_
     Raises ``ConfigError`` if an override is invalid.
     """
     check_group_values(overrides)
+    overrides = with_new_names(overrides)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            return compose(name, overrides=list(overrides), return_hydra_config=with_hydra)
+            return compose(name, overrides=overrides, return_hydra_config=with_hydra)
         except HydraException as error:
             raise ConfigError(explain(error, schema)) from error
         # Hydra raises these errors for overrides such as "=5", int(x), and integers with thousands of digits.
@@ -326,6 +329,8 @@ def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> 
         whole: Full option name if ``key`` is only the unknown group in it.
         above: Prefix of option names in messages.
     """
+    if key in REMOVED:
+        return REMOVED[key]
     known, name = list(option_names(schema, "")), whole or key
     group, _, leaf = key.rpartition(".")
     siblings = [option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == group]

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from verl.config.errors import ConfigError, in_one_line
+from verl.config.old_names import rename_options
 
 RUN_CONFIG = "config.yaml"
 """Name of the configuration file in a run's folder."""
@@ -36,7 +37,7 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yam
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Return the options in the file ``path``.
+    """Return the options in the file ``path``, with old option names replaced by new names.
 
     Raises ``ConfigError`` if the file cannot be read or is not a mapping; the message gives the reason in one line.
     """
@@ -55,6 +56,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is damaged: {in_one_line(error)}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged: it is not a mapping")
+    rename_options(found)
     return found
 
 

@@ -29,6 +29,9 @@ FIELD = "trainer.method"
 HOOKS = ("choose_prompts", "sampling", "resample", "learn_from", "shape_rewards", "after_step")
 """Names of the hooks that a subclass can override."""
 
+RENAMED = {"judged": "resample", "change_rewards": "shape_rewards"}
+"""Former name -> current name of each renamed hook."""
+
 MAX_ROUNDS = 7
 """Maximum number of times that a prompt can be resampled in a step."""
 
@@ -64,6 +67,9 @@ class MethodCalls:
         self.method.prompts, self.method.total_steps = prompts, total_steps
         with user_code(f"{self.where}: {kind.__name__}(**{FIELD}_kwargs)"):
             self.method.__init__(**kwargs)  # type: ignore[misc]  # the attributes are set before __init__
+        for old, new in RENAMED.items():
+            if hasattr(self.method, old):
+                raise ConfigError(f"{self.where}: its method {old} is now called {new}; rename it")
         for name in HOOKS:
             inputs = list(inspect.signature(getattr(Method, name)).parameters)[1:]
             check_signature(f"{self.where}: its {name}", getattr(self.method, name), inputs, {})
@@ -96,6 +102,7 @@ class MethodCalls:
     # --- Hooks ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
+        """Return the prompts to sample responses for."""
         chosen, most = self._call("choose_prompts", list(candidates)), len(candidates) // self.candidates_per_prompt
         known = Counter(map(id, candidates))
         fits = isinstance(chosen, Sequence) and 1 <= len(chosen) <= most and Counter(map(id, chosen)) <= known
@@ -168,6 +175,7 @@ class MethodCalls:
         return changed, {f"shape_rewards/{name}": value for name, value in metrics.items()}
 
     def after_step(self, outcome: StepOutcome) -> None:
+        """Pass the outcome of a step to the method."""
         self._call("after_step", outcome)
 
     # --- State ---

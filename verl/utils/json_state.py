@@ -50,9 +50,12 @@ def from_json(value: Any) -> Any:
         if set(value) == {_TENSOR}:
             stored = value[_TENSOR]
             dtype, shape = np.dtype(stored["dtype"]), stored["shape"]
-            # Decompress at most as many bytes as the shape needs, regardless of the data.
-            packed, size = base64.b64decode(stored["zlib"]), dtype.itemsize * prod(shape)
-            data = zlib.decompressobj().decompress(packed, size + 1)
+            if "zlib" in stored:
+                # Decompress at most as many bytes as the shape needs, regardless of the data.
+                packed, size = base64.b64decode(stored["zlib"]), dtype.itemsize * prod(shape)
+                data = zlib.decompressobj().decompress(packed, size + 1)
+            else:  # written by an earlier version
+                data = base64.b64decode(stored["data"])
             return _torch().from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
         if set(value) == {_MAPPING}:
             value = value[_MAPPING]
