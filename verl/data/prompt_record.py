@@ -15,7 +15,7 @@ class PromptRecord:
     data_source: str
     """Name of the verifier."""
     ground_truth: Any
-    """Answer as a JSON value, which can be null only with a custom reward function."""
+    """Answer as a JSON value. It may be null only with a custom reward function."""
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
     """Chat from the data file, followed by the environment's first observation. Plain text becomes one user message."""
@@ -27,9 +27,9 @@ class PromptRecord:
     """Initial state of the environment as JSON, if the prompt contains an observation."""
 
     def observing(self, state: str, messages: Sequence[Mapping[str, Any]]) -> "PromptRecord":
-        """Return the record with the environment's initial state and with its first observation appended to the chat.
+        """Return the record with the environment's initial state, and its first observation appended to the chat.
 
-        An observation with the last message's role is merged into it, because templates expect alternating turns.
+        If an observation has the same role as the last message, they are merged, as templates expect alternating turns.
         """
         chat = [dict(message) for message in self.messages]
         for message in messages:

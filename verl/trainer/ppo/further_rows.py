@@ -1,4 +1,4 @@
-"""Training rows for the additional message histories of agent sessions."""
+"""Adds the additional message histories of agent sessions to a training batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,11 @@ from verl.rollout.partial import PER_TOKEN
 
 
 def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
-    """Return the batch with rows for each session's additional histories inserted after the session's own row.
+    """Return the batch with each agent session's additional histories inserted as rows after the session.
 
-    All tokens of an episode share one advantage, divided by its number of rows. Losses are proportional to advantages,
-    so all rows of an episode together weigh as much as one row. ``episode`` [B'] is the index of each row's session. If
-    there are no additional histories, only the column ``further_rows`` is removed.
+    All tokens of an episode have the same advantage, which is divided by its number of histories. Because losses are
+    proportional to advantages, the weight of an episode does not depend on this number. ``episode`` [B'] is the index
+    of each row's session. If there are no additional histories, only the column ``further_rows`` is removed.
 
     Args:
         batch: Columns for the update, including ``further_rows``, with B rows.
