@@ -184,10 +184,28 @@ def test_servers_top_k_gives_the_same_gradients(worlds, config: PPOConfig, rows:
     )
     elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
     config = changed(config, rollout={"temperature": 1.0}, teacher=elsewhere)
-    for workers, model, batching in SPLITS[1:4]:
+    for workers, model, batching in SPLITS[1:]:
         for _, metrics, gradients in worlds[workers].run(learn_from_teacher, config, rows, model, batching):
             assert relative_difference(expected, gradients) < 2e-5, (workers, model)
             assert metrics["actor/teacher_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_ids_of_a_server_are_exact_in_bfloat16(worlds, config: PPOConfig, rows: Batch):
+    options = {"loss": "forward_kl", "top_k": 3, "temperature": 1.0, "use_task_rewards": False}
+    elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
+    config = changed(config, rollout={"temperature": 1.0}, teacher=options | elsewhere)
+    num_tokens = len(rows.response_tokens)
+    rows = rows.columns(*rows.names).fill(
+        teacher_top_k_logprobs=torch.tensor([0.5, 0.3, 0.1]).log().repeat(num_tokens, 1),
+        teacher_top_k_ids=torch.tensor([257, 259, 261]).repeat(num_tokens, 1),  # in bfloat16, 256 and twice 260
+        teacher_logprobs=torch.zeros(num_tokens),
+    )
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        model = {"param_dtype": dtype}
+        ((_, metrics, _),) = worlds[1].run(learn_from_teacher, config, rows, model, SPLITS[0][2])
+        found.append(metrics["actor/teacher_loss"])
+    assert found[1] == pytest.approx(found[0], rel=3e-3)
 
 
 def test_teacher_loss_is_added_to_the_policy_loss(worlds, config: PPOConfig, rows: Batch):

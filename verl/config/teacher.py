@@ -217,7 +217,7 @@ class TeacherConfig(Group):
         seen = set[str]()
         for entry in self.by_source:
             source, _, place = entry.partition("=")
-            _require_no_password("by_source", place if place.startswith(HTTP) else "")
+            _require_no_password("by_source", entry if "://" in entry else "")
             form = "must have the form data_source=path or data_source=http://..."
             require(bool(source.strip() and place.strip()), "by_source", entry, form)
             require(source not in seen, "by_source", entry, f"{source} already has a teacher; leave out one of them")

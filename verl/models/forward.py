@@ -126,12 +126,15 @@ class TopKTeacher(NamedTuple):
     Float32 is exact for integers up to 2^24."""
 
     def last_states(self, mask: Tensor | None) -> Tensor:
-        """Return the entries at the response tokens in ``mask [M]`` (None: all tokens), [n, 2 k]."""
-        return self.top_k if mask is None else self.top_k[mask]
+        """Return the entries at the response tokens in ``mask [M]`` (None: all tokens), [n, 2 k], as int32 bits.
+
+        FSDP casts floating-point inputs of a forward pass to the type of its parameters, in which ids are not exact.
+        """
+        return (self.top_k if mask is None else self.top_k[mask]).view(torch.int32)
 
     def logits_for(self, student: "LogprobForward") -> Callable[[Tensor], Tensor]:
-        """Return the identity function, because ``TeacherLoss.is_top_k`` reads the entries."""
-        return lambda entries: entries
+        """Return the function from these bits to the entries, which ``TeacherLoss.is_top_k`` reads."""
+        return lambda bits: bits.view(torch.float32)
 
 
 class LogprobForward(ForwardPass):

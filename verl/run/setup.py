@@ -333,6 +333,8 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     check_embeds_tokens(config.model, "model.path", tokenizer)
     for prefix, model in config.teacher.models.items():
         check_reads_tokens(model, f"{prefix}.path", tokenizer)
+        if config.teacher.rank_metrics:
+            resolve_layers(config.calculator.layers, ModelInfo.of(model).num_layers, prefix)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)
 

@@ -159,7 +159,8 @@ class TeacherServer:
         if not all(LOWEST < value <= 0 for token in scored for value in (token.logprob, *token.top_logprobs)):
             raise ServerError("answered log-probabilities that are not finite numbers of at most 0", again=False)
         if not all(0 <= index < self._num_tokens for token in scored for index in token.top_ids):
-            raise ServerError("answered tokens that the policy's tokenizer does not have", again=False)
+            fix = f"lower teacher.top_k={self.top_k}"
+            raise ServerError(f"answered tokens that the policy's tokenizer does not have; {fix}", again=False)
         if not all(len(token.top_ids) == self.top_k for token in scored):
             raise ServerError(f"answered fewer tokens than teacher.top_k={self.top_k}; lower it", again=False)
         return scored
