@@ -86,7 +86,7 @@ class ScoringTargets(NamedTuple):
     scoring: Scoring
     teacher: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None
     """Inputs of ``scoring.teacher_loss``: the teacher's last hidden states [N, D] at the same positions, and a function
-    that returns the teacher's logits [n, V] for such states [n, D]; or the states and the function of a ``TopKTeacher``."""
+    that returns the teacher's logits [n, V] for such states [n, D], or those of a ``TopKTeacher``."""
 
 
 def _top_k(_: Tensor, distribution: Tensor, k: int) -> list[Tensor]:

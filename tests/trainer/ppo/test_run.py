@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.kit import (
     begin_checkpoint,
+    edit_json,
     edit_vocabulary,
     jsonl,
     matches,
