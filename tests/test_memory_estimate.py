@@ -22,6 +22,8 @@ PARAMETERS = 28 * 3584 * 65024 + 2 * 152064 * 3584
 """28 layers of 3584 x (2 x 3584 + 2 x 512 + 3 x 18944), embedding and head of 152064 x 3584 each."""
 PRESET = ["preset=paper", "experiment=verl_grpo", "trainer=gpus8"]
 TAUGHT = ["experiment=sdpo"]
+TWO_TEACHERS = ["teacher.model.path=/m", 'teacher.by_source=["a=/a","b=/a"]', "teacher.loss=jsd"]
+OFFLOADED = "teacher.model.fsdp.param_offload=true"
 LAYER = 20 * 3584 + 8 * 18944 + 4 * 512
 """Bytes of one layer's activations, a token of packed rows."""
 
@@ -106,6 +108,11 @@ def test_switches_as_documented(overrides, phase, total):
         (TAUGHT, "generate", "teacher", 4 * PARAMETERS / 8),
         ([*TAUGHT, "teacher.model.fsdp.param_offload=true"], "generate", "teacher", 0.0),
         ([*TAUGHT, "teacher.model.fsdp.param_offload=true"], "update, backward", "teacher", 4 * PARAMETERS / 8),
+        # Two teachers in bfloat16, one of them for two sources. Offloaded, one at a time is on the device.
+        (TWO_TEACHERS, "generate", "teacher", 2 * 2 * PARAMETERS / 8),
+        (TWO_TEACHERS, "update, backward", "teacher", 2 * 2 * PARAMETERS / 8),
+        ([*TWO_TEACHERS, OFFLOADED], "generate", "teacher", 0.0),
+        ([*TWO_TEACHERS, OFFLOADED], "update, backward", "teacher", 2 * PARAMETERS / 8),
         # The critic's update: 16 bytes a parameter over 8 workers; 12 of them in other phases.
         (["algorithm=gae"], "critic, step", "temporary", PARAMETERS / 2),
         (["algorithm=gae"], "critic, step", "critic moments", PARAMETERS),

@@ -71,6 +71,13 @@ def test_classes_of_a_tool_file_are_noticed(digests, tmp_path: Path):
     assert changed_names == {"rollout.multi_turn.tool_config_path, my.search.Search"}
 
 
+def test_sources_that_share_a_teacher_may_part(digests, tiny_model: Path, tmp_path: Path):
+    data, teachers = jsonl(tmp_path / "a.jsonl", *ROWS), [f"a={tiny_model}", f"b={tiny_model}"]
+    before = digests(data, teacher={"by_source": teachers})
+    now = digests(data, teacher={"by_source": [teachers[0], "b=another/model"]})
+    assert before.keys() == now.keys() and differing(before, now) == {"teacher.by_source[b].path"}
+
+
 CODE = {
     "reward_score.custom_functions[0]": {"reward_score": {"custom_functions": ["math=FILE:score"]}},
     "rollout.multi_turn.environment": {"rollout": {"multi_turn": {"environment": "FILE:Game"}}},

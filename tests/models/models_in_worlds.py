@@ -22,7 +22,7 @@ from verl.models.tokenizer import load_tokenizer
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.sft import SFTWorker
-from verl.workers.teacher import MovingAverage, load_teacher
+from verl.workers.teacher import MovingAverage, load_teachers, scored_by_teachers
 
 Learned = tuple[dict[str, float], dict[str, Tensor]]
 """Metrics and gradients of an update."""
@@ -125,15 +125,18 @@ def learn_from_teacher(
     correction = config.algorithm.rollout_correction
     actor = Actor(config.actor, correction, config.model, mesh, config.rollout.temperature, 10, rows.width)
     if config.teacher.is_average:
-        teacher: Policy = MovingAverage(config, mesh, actor)
+        teachers: list[Policy] = [MovingAverage(config, mesh, actor)]
     elif config.teacher.is_policy:
-        teacher = actor
+        teachers = [actor]
     else:
-        teacher = load_teacher(config, mesh, load_tokenizer(config.model.path, False))
-    actor.learn_from_teacher(config.teacher, teacher)
+        teachers = load_teachers(config, mesh, load_tokenizer(config.model.path, False))
+    actor.learn_from_teachers(config.teacher, teachers)
     mine = share(rows, sequence)
     read = mine.after(mine.teacher_prompts) if "teacher_prompts" in mine else mine
-    mine.fill(teacher_logprobs=teacher.compute_logprobs(read).logprobs)
+    if "teacher" in mine and read is not mine:
+        read.fill(teacher=mine.teacher)
+    if "teacher_logprobs" not in mine:
+        mine.fill(teacher_logprobs=scored_by_teachers(teachers, read, Policy.compute_logprobs).logprobs)
     metrics, gradients = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
     return mine.teacher_logprobs, metrics, gradients
 

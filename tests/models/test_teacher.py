@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from verl.algorithms.divergence import divergence, top_k_events
 from verl.algorithms.kl import low_var_kl
 from verl.batch import Batch
 from verl.config import PPOConfig
+from verl.single_controller.roles import ModelWorkers
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +43,17 @@ def teacher(tiny_model: Path, tmp_path_factory) -> Path:
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = GraniteConfig(vocab_size=TOKENS + 18, logits_scaling=0.5, initializer_range=0.2, **sizes)
     save_random_model(config, folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model / file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_teacher(tiny_model: Path, tmp_path_factory) -> Path:
+    """A second model, whose head has the policy's size."""
+    folder = tmp_path_factory.mktemp("other")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    save_random_model(GraniteConfig(vocab_size=TOKENS, initializer_range=0.4, **sizes), folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny_model / file, folder)
     return folder
@@ -75,18 +88,20 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 
 
 def in_float64(config: PPOConfig, batch: Batch) -> tuple[Tensor, float, dict[str, Tensor]]:
-    """Return the teacher's log-probabilities [M], and the mean loss of the learned tokens with its gradients."""
+    """Return the teachers' log-probabilities [M], and the mean loss of the learned tokens with its gradients."""
     options, tokens = config.teacher, batch.response_tokens[:, None]
-    student, teacher = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
-        for path in (config.model.path, config.model.path if options.is_policy else options.model.path)
+    paths = [config.model.path] if options.is_policy else [model.path for model in options.models.values()]
+    student, *teachers = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (config.model.path, *paths)
     )
     p = logits_of(student, batch)
     with torch.no_grad():
-        q = logits_of(teacher, batch.after(batch.teacher_prompts) if "teacher_prompts" in batch else batch)
+        read = batch.after(batch.teacher_prompts) if "teacher_prompts" in batch else batch
+        index = batch.teacher.tolist() if "teacher" in batch else [0] * len(batch)
+        q = torch.cat([logits_of(teachers[i], row) for i, row in zip(index, read.split(1), strict=True)])
     sampled = (q / HEAT).log_softmax(dim=1).gather(1, tokens)[:, 0]
     if options.is_exact:
-        pair = ((p / TEACHER_HEAT).log_softmax(dim=1), (q / TEACHER_HEAT).log_softmax(dim=1))
+        pair = ((p / options.temperature).log_softmax(dim=1), (q / options.temperature).log_softmax(dim=1))
         losses = divergence(
             options.loss, *(top_k_events(*pair, options.top_k) if options.top_k else pair), options.beta
         )
@@ -112,10 +127,15 @@ def in_float64(config: PPOConfig, batch: Batch) -> tuple[Tensor, float, dict[str
         {"loss": "reverse_kl", "prompt": "hints.py:solved"},
         {"loss": "jsd", "prompt": "hints.py:solved", "model": {"path": "policy"}, "loss_max_clamp": 1.0},
         {"loss": "forward_kl", "model": {"path": "policy"}, "update_rate": 0.5, "prompt": "hints.py:solved"},
+        {"loss": "reverse_kl", "by_source": "two", "prompt": "hints.py:solved"},
+        {"loss": "k3", "by_source": "two"},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values() if isinstance(value, str)),
 )
-def test_gradients_of_any_split_match_float64(options, worlds, config: PPOConfig, rows: Batch):
+def test_gradients_of_any_split_match_float64(options, worlds, config: PPOConfig, rows: Batch, other_teacher: Path):
+    if "by_source" in options:
+        options = options | {"by_source": [f"b={other_teacher}"], "model": {"fsdp": {"param_offload": True}}}
+        rows = rows.columns(*rows.names).fill(teacher=torch.tensor([1, 0, 0, 1, 0] * len(rows))[: len(rows)])
     config = changed(config, teacher=options | {"use_task_rewards": False})
     if "prompt" in options:
         # As the trainer does; the teacher's prompts are longer, shorter, or the same.
@@ -125,9 +145,13 @@ def test_gradients_of_any_split_match_float64(options, worlds, config: PPOConfig
         rows = rows.columns(*rows.names).fill(teacher_prompts=others, taught=torch.arange(len(rows)) != 1)
     sampled, loss, expected = in_float64(config, rows)
     for workers, model, batching in SPLITS:
-        results = worlds[workers].run(learn_from_teacher, config, rows, model, batching)
-        groups = results[:: model.get("ulysses_sequence_parallel_size", 1)]
-        torch.testing.assert_close(torch.cat([found for found, _, _ in groups]).double(), sampled, atol=2e-5, rtol=1e-6)
+        sequence = model.get("ulysses_sequence_parallel_size", 1)
+        # As the trainer does: a teacher's rows are dealt evenly, with copies that are not learned from.
+        dealt, order = ModelWorkers(SimpleNamespace(world_size=workers), sequence)._to_learn(rows)
+        results = worlds[workers].run(learn_from_teacher, config, dealt, model, batching)
+        found = torch.cat([found for found, _, _ in results[::sequence]]).double()
+        expected_there = rows.columns().fill(teacher_logprobs=sampled)[order].teacher_logprobs
+        torch.testing.assert_close(found, expected_there, atol=2e-5, rtol=1e-6)
         for _, metrics, gradients in results:
             assert relative_difference(expected, gradients) < 2e-5, (workers, model)
             assert metrics["actor/teacher_loss"] == pytest.approx(loss, rel=1e-5)
@@ -144,6 +168,44 @@ def test_teacher_follows_the_policy(workers: int, worlds, config: PPOConfig, row
         for policy, average in later:
             expected = {name: 0.75 * expected[name] + 0.25 * policy[name].double() for name in expected}
             assert relative_difference(expected, average) < 1e-6 < relative_difference(first, average)
+
+
+def test_servers_top_k_gives_the_same_gradients(worlds, config: PPOConfig, rows: Batch):
+    options = {"loss": "reverse_kl", "top_k": 5, "temperature": 1.0, "use_task_rewards": False}
+    config = changed(config, teacher=options)
+    teacher = AutoModelForCausalLM.from_pretrained(config.teacher.model.path, dtype=torch.float64)
+    with torch.no_grad():
+        likeliest = logits_of(teacher, rows).log_softmax(dim=1).topk(5)
+    _, loss, expected = in_float64(config, rows)
+    rows = rows.columns(*rows.names).fill(
+        teacher_top_k_logprobs=likeliest.values.float(),
+        teacher_top_k_ids=likeliest.indices,
+        teacher_logprobs=torch.zeros(len(rows.response_tokens)),
+    )
+    elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
+    config = changed(config, rollout={"temperature": 1.0}, teacher=elsewhere)
+    for workers, model, batching in SPLITS[1:]:
+        for _, metrics, gradients in worlds[workers].run(learn_from_teacher, config, rows, model, batching):
+            assert relative_difference(expected, gradients) < 2e-5, (workers, model)
+            assert metrics["actor/teacher_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_ids_of_a_server_are_exact_in_bfloat16(worlds, config: PPOConfig, rows: Batch):
+    options = {"loss": "forward_kl", "top_k": 3, "temperature": 1.0, "use_task_rewards": False}
+    elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
+    config = changed(config, rollout={"temperature": 1.0}, teacher=options | elsewhere)
+    num_tokens = len(rows.response_tokens)
+    rows = rows.columns(*rows.names).fill(
+        teacher_top_k_logprobs=torch.tensor([0.5, 0.3, 0.1]).log().repeat(num_tokens, 1),
+        teacher_top_k_ids=torch.tensor([257, 259, 261]).repeat(num_tokens, 1),  # in bfloat16, 256 and twice 260
+        teacher_logprobs=torch.zeros(num_tokens),
+    )
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        model = {"param_dtype": dtype}
+        ((_, metrics, _),) = worlds[1].run(learn_from_teacher, config, rows, model, SPLITS[0][2])
+        found.append(metrics["actor/teacher_loss"])
+    assert found[1] == pytest.approx(found[0], rel=3e-3)
 
 
 def test_teacher_loss_is_added_to_the_policy_loss(worlds, config: PPOConfig, rows: Batch):

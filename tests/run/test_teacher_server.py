@@ -16,7 +16,7 @@ from verl.cluster.failures import MachineError
 from verl.config import ConfigError
 from verl.config.teacher import TeacherServerConfig
 from verl.run import teacher_server
-from verl.run.teacher_server import TeacherServer
+from verl.run.teacher_server import TeacherServer, ask_servers
 
 Reply = Callable[[str, dict[str, Any]], tuple[int, Any]]
 
@@ -43,8 +43,12 @@ class Teacher:
             return 200, {"data": self.models}
         if path == "/tokenize":
             return 200, {"tokens": self.tokenizer(body["prompt"], add_special_tokens=False).input_ids}
-        row = body["prompt"]
-        listed = [{str(token): {"logprob": logprob(token, i), "rank": 1}} for i, token in enumerate(row)]
+        row, k = body["prompt"], body["prompt_logprobs"]
+        # The likeliest tokens are those with the lowest ids, which vLLM lists after the prompt's token.
+        listed = [
+            {str(t): {"logprob": logprob(t, i), "rank": t + 1} for t in (token, *range(1, k + 1))}
+            for i, token in enumerate(row)
+        ]
         return 200, {"choices": [{"prompt_logprobs": [None, *listed[1:]], "text": "x"}]}
 
     @contextmanager
@@ -95,7 +99,7 @@ def test_response_tokens_get_the_teachers_logprobs(tiny_tokenizer, monkeypatch):
     teacher = Teacher(tiny_tokenizer)
     with teacher.served() as address:
         server = TeacherServer(options(f"{address}/"), tiny_tokenizer, ["What is 1 + 1?"])
-        found = server.logprobs(batch)
+        found = server.score(batch).teacher_logprobs
     expected = [logprob(token, len(p) + i) for p, response in rows for i, token in enumerate(response)]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=0)
     scored = [body for path, body in teacher.asked if path == "/v1/completions"][1:]
@@ -104,12 +108,57 @@ def test_response_tokens_get_the_teachers_logprobs(tiny_tokenizer, monkeypatch):
     assert server.limit == 64 and not server.note and teacher.keys == {"Bearer secret"}
 
 
+def test_server_returns_its_likeliest_tokens(tiny_tokenizer, refused):
+    batch = Batch.of([[5, 6]], [[7, 2]])
+    with Teacher(tiny_tokenizer).served() as address:
+        found = TeacherServer(options(address), tiny_tokenizer, [], top_k=3).score(batch)
+        with refused("teacher.top_k=262: must be below the vocabulary of 262"):
+            TeacherServer(options(address), tiny_tokenizer, [], top_k=262)
+    assert found.teacher_top_k_ids.tolist() == [[1, 2, 3], [1, 2, 3]]
+    expected = [[logprob(token, place) for token in (1, 2, 3)] for place in (2, 3)]
+    assert found.teacher_top_k_logprobs.tolist() == [pytest.approx(row) for row in expected]
+    assert found.teacher_logprobs.tolist() == pytest.approx([logprob(7, 2), logprob(2, 3)])
+
+
+def test_fewer_or_unknown_likeliest_tokens_are_refused(tiny_tokenizer, refused):
+    for k, tokens, line in ((2, [6], "fewer tokens than teacher.top_k=2"), (1, [400, 6], "tokens that the policy's")):
+        entry = {str(token): {"logprob": -0.1 if token == 400 else -1.0} for token in tokens}
+
+        def change(path: str, body: dict[str, Any], entry: Any = entry) -> tuple[int, Any]:
+            wrong = {"choices": [{"prompt_logprobs": [None, entry]}]}
+            return (200, wrong) if body.get("prompt") == [5, 6] else (0, None)
+
+        with Teacher(tiny_tokenizer, change).served() as address:
+            server = TeacherServer(options(address), tiny_tokenizer, [], top_k=k)
+            with refused(f"...answered {line}...", MachineError):
+                server.score(Batch.of([[5]], [[6]]))
+
+
+def test_each_row_is_scored_by_its_server(tiny_tokenizer, refused):
+    shifted = Teacher(tiny_tokenizer)
+    shifted.models[0]["id"] = "second"
+    batch = Batch.of([[5], [6, 7], [8]], [[1, 2], [3], [4]]).fill(teacher=torch.tensor([1, 0, 1]))
+    with Teacher(tiny_tokenizer).served() as first, shifted.served() as second:
+        fields = ("teacher.server.address", "teacher.by_source[b]")
+        servers = [
+            TeacherServer(options(address), tiny_tokenizer, [], field=field)
+            for address, field in zip((first, second), fields, strict=True)
+        ]
+        found = ask_servers(servers, batch).teacher_logprobs
+        asked = [body["prompt"] for path, body in shifted.asked if path == "/v1/completions"][1:]
+        shifted.change = of("/v1/completions", 500, b"broken")
+        with refused("teacher.by_source[b]='...': ...completions answered 500: broken", MachineError):
+            ask_servers(servers, batch)
+    expected = [logprob(1, 1), logprob(2, 2), logprob(3, 2), logprob(4, 1)]
+    assert found.tolist() == pytest.approx(expected) and sorted(asked) == [[5, 1, 2], [8, 4]]
+
+
 def test_row_longer_than_the_server_reads_is_refused(tiny_tokenizer, refused):
     with Teacher(tiny_tokenizer, max_model_len=40).served() as address:
         server = TeacherServer(options(address), tiny_tokenizer, [])
-        server.logprobs(Batch.of([[5] * 30], [[6] * 9]))
+        server.score(Batch.of([[5] * 30], [[6] * 9]))
         with refused("...a prompt with its response has 40 tokens, and the server reads 39; start it with a larger..."):
-            server.logprobs(Batch.of([[5] * 30], [[6] * 10]))
+            server.score(Batch.of([[5] * 30], [[6] * 10]))
 
 
 def of(path: str, status: int, body: Any) -> Reply:
@@ -164,10 +213,10 @@ def test_failing_request_is_repeated(tiny_tokenizer, refused, failures: int, ret
         server = TeacherServer(options(address, max_retries=retries), tiny_tokenizer, [])
         left[0] = failures
         if retries >= failures:
-            assert server.logprobs(Batch.of([[5]], [[6]])).tolist() == [pytest.approx(logprob(6, 1))]
+            assert server.score(Batch.of([[5]], [[6]])).teacher_logprobs.tolist() == [pytest.approx(logprob(6, 1))]
         else:
             with refused("...completions answered 503: busy", MachineError):
-                server.logprobs(Batch.of([[5]], [[6]]))
+                server.score(Batch.of([[5]], [[6]]))
 
 
 def test_silent_server_costs_the_time_limit(tiny_tokenizer, refused):
@@ -181,7 +230,7 @@ def test_silent_server_costs_the_time_limit(tiny_tokenizer, refused):
     with Teacher(tiny_tokenizer, change).served() as address:
         server = TeacherServer(options(address, timeout_s=0.5, max_retries=0), tiny_tokenizer, [])
         with refused("...completions did not answer within 0.5 s", MachineError):
-            server.logprobs(Batch.of([[5]], [[6]]))
+            server.score(Batch.of([[5]], [[6]]))
         silence.set()
 
 
@@ -195,4 +244,4 @@ def test_logprobs_are_numbers_of_at_most_0(tiny_tokenizer, refused, value: float
     with Teacher(tiny_tokenizer, change).served() as address:
         server = TeacherServer(options(address), tiny_tokenizer, [])
         with refused("...answered ...log-probabilities...", MachineError):
-            server.logprobs(Batch.of([[5]], [[6]]))
+            server.score(Batch.of([[5]], [[6]]))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl.batch import Batch
-from verl.single_controller.roles import ModelWorkers, balanced_order, deal_groups
+from verl.single_controller.roles import ModelWorkers, balanced_order, deal_groups, dealt_by_teacher
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -126,3 +126,12 @@ def test_an_update_learns_from_each_row_once(workers, balance: bool, copies: int
         assert shares[::copies] == shares[copies - 1 :: copies]
         assert sorted(row for _, rows in shares[::copies] for row in rows) == list(range(size))
         assert batch.learn_mask.all()
+
+
+def test_shares_have_equally_many_rows_of_each_teacher():
+    batch = Batch.of([[1]] * 5, [[2] * n for n in (3, 1, 2, 4, 5)]).fill(teacher=torch.tensor([0, 1, 0, 0, 1]))
+    order, copied = ModelWorkers(SimpleNamespace(world_size=2))._shares(batch)
+    # Three rows of the first teacher and a copy of its shortest, then two of the second.
+    assert order.tolist() == [0, 2, 1, 3, 2, 4] and copied.int().tolist() == [0, 0, 0, 0, 1, 0]
+    alone = batch.columns("tokens")
+    assert dealt_by_teacher(alone, 2, lambda rows: (rows.lengths,))[0].equal(alone.lengths)

@@ -8,6 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+SMALLEST_TAIL = 1e-6
+"""Smallest probability of a tail that can be told from 0 if the log-probabilities of the other events are rounded to
+float32, as a server's are."""
+
 Terms = tuple[Tensor, Tensor]
 """Terms of a divergence and weights w of its gradient, both of shape [..., E]. The sum of the terms over events is the
 divergence in nats. The sum of w grad log p is the divergence's gradient with respect to the student's parameters."""
@@ -78,6 +82,19 @@ def top_k_events(student: Tensor, teacher: Tensor, k: int) -> tuple[Tensor, Tens
     """
     ids = teacher.topk(k).indices
     return _with_tail(student, ids), _with_tail(teacher, ids)
+
+
+def given_top_k_events(student: Tensor, logprobs: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the events of :func:`top_k_events` for a teacher of whom only the top k tokens are known.
+
+    The tail has the probability that the k tokens leave, but at least ``SMALLEST_TAIL``.
+
+    Args:
+        student: Log-probabilities of all tokens, [..., V].
+        logprobs, ids: The teacher's log-probabilities of its k most likely tokens, and their ids, [..., k] each.
+    """
+    tail = (1 - logprobs.double().exp().sum(dim=-1, keepdim=True)).clamp(min=SMALLEST_TAIL).log().to(logprobs.dtype)
+    return _with_tail(student, ids), torch.cat([logprobs, tail], dim=-1)
 
 
 def _with_tail(logprobs: Tensor, ids: Tensor) -> Tensor:

@@ -103,6 +103,13 @@ class Columns:
     """[M] float32, log-probability under the reference policy; filled only with a reference policy."""
     teacher_logprobs: PerResponseToken
     """[M] float32, log-probability under the teacher; filled only if ``TeacherConfig.scores_samples``."""
+    teacher_top_k_logprobs: TopKPerResponseToken
+    teacher_top_k_ids: TopKPerResponseToken
+    """[M, k] float32 and int64, the teacher's k most likely tokens; filled only if ``teacher.loss`` compares them with
+    a server's."""
+    teacher: PerEpisode
+    """[B] int64, index of the teacher of the response (``TeacherConfig.index_of``); filled only with several teachers
+    in the workers."""
     teacher_prompts: EpisodeList
     """B lists of token ids, the teacher's prompts for scoring the responses during the update. This column is filled
     only if these prompts differ from the policy's."""

@@ -50,7 +50,10 @@ def run_digests(
         files = sorted(file for name in ("verifiers", "rewards") for file in (HERE / name).rglob("*.py"))
         digests[VERIFIERS] = digest(file.read_text() for file in files)
         models = config.models if config.uses_reference else {k: v for k, v in config.models.items() if k != "model"}
-        digests |= {f"{prefix}.path": model_digest(model.path) for prefix, model in models.items()}
+        paths = {prefix: model.path for prefix, model in models.items()}
+        if not config.teacher.is_server:  # sources that share a teacher may part
+            paths |= {f"teacher.by_source[{source}]": path for source, path in config.teacher.sources.items()}
+        digests |= {f"{prefix}.path": model_digest(path) for prefix, path in paths.items()}
     return digests | {name: digest([file.read_text(errors="replace")]) for name, file in code_files(asdict(config))}
 
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path, PurePath
 
 from verl.cli.tables import CommandLine, Option, load_table
-from verl.cli.values import FlagError, elements, is_null, note, path, quoted, same, unquoted
+from verl.cli.values import FlagError, elements, is_null, literal, note, path, quoted, same, unquoted
 from verl.config.actor import LOSS_OPTIONS, SEQUENCE_LOSSES
 from verl.config.load import compose_config
 from verl.config.ppo import PPOConfig
@@ -99,6 +99,30 @@ def distillation_loss(option: Option, value: str, line: CommandLine) -> list[str
         )
     loss, k = ("forward_kl", line.text(f"{DISTILLATION}.topk", "32")) if mode == "forward_kl_topk" else (mode, "0")
     return [f"{option.to[0]}={'null' if in_advantage else loss}", f"{option.to[1]}={k}"]
+
+
+TEACHERS = "distillation.teacher_models."
+TEACHER_ENTRIES = {"key", "model_path", "num_replicas", "inference"}
+
+
+def teacher_models(option: Option, value: str, line: CommandLine) -> list[str]:
+    teachers = dict[str, dict[str, str]]()
+    for name, text in line.options.items():
+        if name.startswith(TEACHERS):
+            teacher, _, entry = name.removeprefix(TEACHERS).partition(".")
+            teachers.setdefault(teacher, {})[entry] = unquoted(text)
+    if "teacher_model" in teachers:
+        raise FlagError("veRL leaves out teacher_model where there are other teachers; rename it to teacher_model1")
+    for teacher, entries in teachers.items():
+        if unknown := {entry.partition(".")[0] for entry in entries} - TEACHER_ENTRIES:
+            raise FlagError(f"{teacher} has no {', '.join(sorted(unknown))}; leave it out")
+        if lacking := {"key", "model_path"} - entries.keys():
+            raise FlagError(f"{teacher} has no {' and no '.join(sorted(lacking))}; set them")
+    places = sorted((entries["key"], os.path.expanduser(entries["model_path"])) for entries in teachers.values())
+    by_source, model, loss = option.to
+    if len(places) == 1:  # of all data, whatever its key
+        return [f"{loss}=k3", f"{model}={quoted(places[0][1])}"]
+    return [f"{loss}=k3", f"{by_source}={literal([f'{key}={place}' for key, place in places])}"]
 
 
 def gdpo_weights(option: Option, value: str, line: CommandLine) -> list[str]:

@@ -136,7 +136,7 @@ class PPOConfig(Group):
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
         models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
-        return models | ({"teacher.model": self.teacher.model} if self.teacher.loads_model else {})
+        return models | self.teacher.models
 
     @property
     def uses_reward_model(self) -> bool:
@@ -248,6 +248,8 @@ class PPOConfig(Group):
         fix = "rollout.name=hf has no tensor parallelism; set it to 1"
         self.require(self.rollout.name == "vllm" or parallel == 1, "rollout.tensor_parallel_size", fix)
         for prefix, model in self.models.items():
+            if prefix in self.teacher.models:
+                prefix = "teacher.model"  # whose options other than the path are those of all teachers
             for workers in self.trainer.world_sizes:
                 check_workers(model, prefix, workers)
             fix = "only the policy starts from an adapter; merge it into the model, and set this to null"

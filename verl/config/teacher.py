@@ -1,6 +1,7 @@
 """Config group ``teacher``: on-policy distillation from a frozen model or from the policy itself."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from verl.config.checks import (
@@ -21,12 +22,16 @@ EXACT = ("reverse_kl", "forward_kl", "jsd")
 NO_MODEL, POLICY = "none", "policy"
 """Special values of ``teacher.model.path``: ``none`` loads no model, and ``policy`` uses the policy as the teacher."""
 
+HTTP = ("http://", "https://")
+"""Beginnings of an address."""
+
 
 @dataclass(frozen=True)
 class TeacherServerConfig(Group):
     """A teacher on a separate server, for models that are too large to share the policy's devices.
 
-    The server scores sampled tokens at temperature 1. The API key is read from ``OPENAI_API_KEY``.
+    The server scores sampled tokens and, with ``teacher.top_k``, returns its most likely tokens, at temperature 1. The
+    API key is read from ``OPENAI_API_KEY``.
     """
 
     address: str | None
@@ -44,9 +49,13 @@ class TeacherServerConfig(Group):
 
     def check(self) -> None:
         fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
-        self.require(self.address is None or self.address.startswith(("http://", "https://")), "address", fix)
-        # The address appears in files and messages.
-        require("@" not in (self.address or ""), "address", "...", "must have no user and password; set OPENAI_API_KEY")
+        self.require(self.address is None or self.address.startswith(HTTP), "address", fix)
+        _require_no_password("address", self.address or "")
+
+
+def _require_no_password(field: str, address: str) -> None:
+    # The address appears in files and messages.
+    require("@" not in address, field, "...", "must have no user and password; set OPENAI_API_KEY")
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,10 @@ class TeacherConfig(Group):
     policy itself with another ``prompt``, or a moving average of it (``update_rate``). If the output heads differ in
     size, only the tokenizer's tokens are compared."""
     server: TeacherServerConfig
+    by_source: list[str]
+    """Teachers of single data sources, each as ``data_source=path`` or ``data_source=address``. They use the other
+    options of ``model`` or ``server``. Prompts of other sources have the teacher ``model`` or ``server``; if that is
+    none, they are refused before the run. With ``model.fsdp.param_offload``, only one teacher is loaded at a time."""
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as text or
     messages, such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
@@ -97,17 +110,55 @@ class TeacherConfig(Group):
     @property
     def enabled(self) -> bool:
         """Whether there is a teacher."""
-        return self.model.path != NO_MODEL or self.is_server
+        return self.model.path != NO_MODEL or self.is_server or bool(self.by_source)
 
     @property
-    def loads_model(self) -> bool:
-        """Whether a separate teacher model must be loaded."""
-        return self.model.path not in (NO_MODEL, POLICY)
+    def models(self) -> dict[str, ModelConfig]:
+        """Prefix of the option that names it -> model, for all teachers to load."""
+        return {} if self.is_server else {name: replace(self.model, path=path) for path, name in self._places.items()}
+
+    @property
+    def servers(self) -> dict[str, TeacherServerConfig]:
+        """Option that names it -> server, for all teachers at addresses."""
+        places = self._places if self.is_server else {}
+        return {name: replace(self.server, address=address) for address, name in places.items()}
 
     @property
     def is_server(self) -> bool:
-        """Whether the teacher runs on a server."""
-        return self.server.address is not None
+        """Whether the teachers run on servers."""
+        return self.server.address is not None or any(place.startswith(HTTP) for place in self.sources.values())
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Data source -> path or address of its teacher, from ``by_source``."""
+        return {source: place for source, _, place in (entry.partition("=") for entry in self.by_source)}
+
+    def index_of(self, source: str) -> int | None:
+        """Return the index of a data source's teacher in ``models`` or ``servers``, or None if it has no teacher."""
+        place = self.sources.get(source, self._default)
+        return None if place is None else list(self._places).index(place)
+
+    def indices_of(self, sources: Sequence[str]) -> list[int]:
+        """Return :meth:`index_of` each source. Raise ``ConfigError`` if one has no teacher."""
+        known = {source: self.index_of(source) for source in set(sources)}
+        for source, index in known.items():
+            fix = f"the data_source {source!r} has no teacher; name one for it, or for all other sources"
+            self.require(index is not None, "by_source", fix)
+        return [int(known[source] or 0) for source in sources]
+
+    @property
+    def _default(self) -> str | None:
+        """Path or address of the teacher of data sources that ``by_source`` does not name."""
+        return self.server.address or (None if self.model.path in (NO_MODEL, POLICY) else self.model.path)
+
+    @property
+    def _places(self) -> dict[str, str]:
+        """Path or address -> option that names it first, for all frozen teachers, the default one first."""
+        default, name = self._default, "teacher.model" if self.server.address is None else "teacher.server.address"
+        places = {} if default is None else {default: name}
+        for source, place in self.sources.items():
+            places.setdefault(place, f"teacher.by_source[{source}]")
+        return places
 
     @property
     def is_policy(self) -> bool:
@@ -121,8 +172,13 @@ class TeacherConfig(Group):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the loss compares whole distributions; if so, the teacher must run during the update."""
+        """Whether the loss compares whole distributions, or a server's most likely tokens."""
         return self.loss in EXACT
+
+    @property
+    def runs_in_update(self) -> bool:
+        """Whether the teachers run in the workers during the update."""
+        return self.enabled and self.is_exact and not self.is_server
 
     @property
     def in_advantage(self) -> bool:
@@ -132,7 +188,7 @@ class TeacherConfig(Group):
     @property
     def scores_samples(self) -> bool:
         """Whether the teacher's log-probabilities of the sampled tokens are needed before the update."""
-        return self.enabled and (not self.is_exact or self.rank_metrics)
+        return self.enabled and (not self.runs_in_update or self.rank_metrics)
 
     def check(self) -> None:
         self.require(
@@ -140,6 +196,7 @@ class TeacherConfig(Group):
         )
         if not self.enabled:
             return
+        self._check_sources()
         if self.is_server:
             self._check_server()
         fix = "names the policy, which learns nothing from itself under its own prompt; set teacher.prompt"
@@ -156,9 +213,28 @@ class TeacherConfig(Group):
         self.require(chunks, "model.logits_chunk_size", fix)
         self.require(self.model.lora.rank == 0, "model.lora.rank", "a teacher is not trained; set it to 0")
 
+    def _check_sources(self) -> None:
+        seen = set[str]()
+        for entry in self.by_source:
+            source, _, place = entry.partition("=")
+            _require_no_password("by_source", entry if "://" in entry else "")
+            form = "must have the form data_source=path or data_source=http://..."
+            require(bool(source.strip() and place.strip()), "by_source", entry, form)
+            require(source not in seen, "by_source", entry, f"{source} already has a teacher; leave out one of them")
+            fix = "a data source's teacher is a frozen model or a server; name one of these"
+            require(place not in (NO_MODEL, POLICY), "by_source", entry, fix)
+            seen.add(source)
+        fix = "frozen teachers by data source are not combined with the policy as a teacher; leave out either"
+        self.require(not (self.by_source and self.is_policy), "model.path", fix)
+        kinds = {place.startswith(HTTP) for place in self._places}
+        fix = "some teachers are models and some are at addresses; serve all, or name models alone"
+        self.require(len(kinds) < 2, "by_source", fix)
+
     def _check_server(self) -> None:
-        fix = "there is one teacher; set it to none, or teacher.server.address to null"
+        fix = "the teachers are at addresses; set it to none, or leave out the addresses"
         self.require(self.model.path == NO_MODEL, "model.path", fix)
-        fix = f"a server scores sampled tokens, and loss={self.loss} compares whole distributions; "
-        self.require(not self.is_exact, "loss", f"{fix}set it to null, k2 or k3")
+        fix = "a server returns only its most likely tokens; set it to 1 or more (vllm serve returns up to 20 of them)"
+        self.require(not self.is_exact or self.top_k > 0, "top_k", fix)
+        fix = "a server reads at temperature 1; set it to 1"
+        self.require(not self.is_exact or self.temperature == 1, "temperature", fix)
         self.require(not self.rank_metrics, "rank_metrics", "a server returns no hidden states; set it to false")

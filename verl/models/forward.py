@@ -113,6 +113,29 @@ class Teacher(NamedTuple):
         predictors = self.rows.predictors
         return self.forward.last_states(self.rows, predictors if mask is None else predictors[mask])
 
+    def logits_for(self, student: "LogprobForward") -> Callable[[Tensor], Tensor]:
+        """Return the function from these states to logits that can be called during the student's forward pass."""
+        return student.logits_within if self.forward is student else self.forward.logits
+
+
+class TopKTeacher(NamedTuple):
+    """A teacher's most likely tokens, which a server returned."""
+
+    top_k: Tensor
+    """Log-probabilities of the k most likely tokens at each response token, followed by their ids, [M, 2 k] float32.
+    Float32 is exact for integers up to 2^24."""
+
+    def last_states(self, mask: Tensor | None) -> Tensor:
+        """Return the entries at the response tokens in ``mask [M]`` (None: all tokens), [n, 2 k], as int32 bits.
+
+        FSDP casts floating-point inputs of a forward pass to the type of its parameters, in which ids are not exact.
+        """
+        return (self.top_k if mask is None else self.top_k[mask]).view(torch.int32)
+
+    def logits_for(self, student: "LogprobForward") -> Callable[[Tensor], Tensor]:
+        """Return the function from these bits to the entries, which ``TeacherLoss.is_top_k`` reads."""
+        return lambda bits: bits.view(torch.float32)
+
 
 class LogprobForward(ForwardPass):
     """Forward passes of a causal language model that compute log-probabilities and entropies."""
@@ -136,7 +159,7 @@ class LogprobForward(ForwardPass):
         scoring: Scoring,
         mask: Tensor | None = None,
         layers: Sequence[int] = (),
-        teacher: Teacher | None = None,
+        teacher: Teacher | TopKTeacher | None = None,
     ) -> Batch:
         """Compute the log-probability and the entropy at each response token.
 
@@ -194,7 +217,7 @@ class LogprobForward(ForwardPass):
         batch: Batch,
         mask: Tensor | None,
         scoring: Scoring,
-        teacher: Teacher | None = None,
+        teacher: Teacher | TopKTeacher | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the outputs of :func:`logprobs_and_entropy` for the response tokens, each of shape [M]."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
@@ -213,8 +236,9 @@ class LogprobForward(ForwardPass):
             if teacher is not None:
                 states = teacher.last_states(mask)
                 states = states.new_zeros(1, states.shape[1]) if is_empty else states[here]
-                logits_of = self.logits_within if teacher.forward is self else teacher.forward.logits
-                scored_tokens = scored_tokens._replace(teacher=(states, logits_of))
+                scored_tokens = scored_tokens._replace(
+                    teacher=(to_device(states, self.device), teacher.logits_for(self))
+                )
             values = self.model(**inputs, use_cache=False, targets=scored_tokens)
         else:
             # Responses that share a prompt are all predicted from its last token.

@@ -227,7 +227,7 @@ def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreT
     return config
 
 
-def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
+def resolve_layers(layers: Sequence[int], depth: int, name: str = "the model") -> list[int]:
     """Convert layer indices, which may be negative, to nonnegative indices for a model with ``depth`` layers.
 
     Raises ``ConfigError`` if an index is out of range or a layer is repeated.
@@ -235,11 +235,11 @@ def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
     for layer in layers:
         if not -depth <= layer < depth:
             raise ConfigError(
-                f"calculator.layers={list(layers)!r}: the model has {depth} layers, from {-depth} to {depth - 1}"
+                f"calculator.layers={list(layers)!r}: {name} has {depth} layers, from {-depth} to {depth - 1}"
             )
     resolved = [layer % depth for layer in layers]
     if len(set(resolved)) < len(resolved):
-        raise ConfigError(f"calculator.layers={list(layers)!r}: names a layer of the model's {depth} twice")
+        raise ConfigError(f"calculator.layers={list(layers)!r}: names a layer of {name}'s {depth} twice")
     return resolved
 
 

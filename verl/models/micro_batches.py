@@ -68,6 +68,14 @@ def rows_by_value(values: Tensor) -> list[list[int]]:
     return list(members.values())
 
 
+def rows_by_teacher(batch: Batch) -> list[tuple[int, Tensor]]:
+    """Return the index of each teacher in the batch and its rows [b], in order of first appearance."""
+    if "teacher" not in batch:
+        return [(0, torch.arange(len(batch)))]
+    parts = rows_by_value(batch.teacher)
+    return [(int(batch.teacher[rows[0]]), torch.tensor(rows)) for rows in parts]
+
+
 def _flat(units: list[list[int]]) -> list[int]:
     return [row for rows in units for row in rows]
 

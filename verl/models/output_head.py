@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import ModelOutput
 
-from verl.algorithms.divergence import divergence, top_k_events
+from verl.algorithms.divergence import divergence, given_top_k_events, top_k_events
 from verl.config.errors import ConfigError
 from verl.models.packing import take_tokens
 
@@ -36,16 +36,27 @@ class TeacherLoss(NamedTuple):
     """Number of the teacher's most likely tokens to compare, besides the combined tail. 0 compares all tokens."""
     vocabulary: int | None = None
     """Number of token ids to compare, or None if both heads have the same size."""
+    is_top_k: bool = False
+    """Whether the teacher is given by its top k log-probabilities and ids instead of its logits."""
 
     def of(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the divergence in nats at each position, [...] float32, given the logits [..., V] of both models."""
-        p, q = (
-            (logits[..., : self.vocabulary].float() / self.temperature).log_softmax(dim=-1)
-            for logits in (student, teacher)
-        )
+        """Return the divergence in nats at each position, [...] float32.
+
+        Args:
+            student: logits, [..., V].
+            teacher: logits, [..., V], or the entries of :class:`verl.models.forward.TopKTeacher`, [..., 2 k].
+        """
+        p = self._distribution(student)
+        if self.is_top_k:
+            logprobs, ids = teacher.chunk(2, dim=-1)
+            return divergence(self.name, *given_top_k_events(p, logprobs, ids.long()), self.beta)
+        q = self._distribution(teacher)
         if 0 < self.top_k < q.shape[-1]:
             p, q = top_k_events(p, q, self.top_k)
         return divergence(self.name, p, q, self.beta)
+
+    def _distribution(self, logits: Tensor) -> Tensor:
+        return (logits[..., : self.vocabulary].float() / self.temperature).log_softmax(dim=-1)
 
 
 class Scoring(NamedTuple):
@@ -74,8 +85,8 @@ class ScoringTargets(NamedTuple):
     """Target token ids, [N] int64."""
     scoring: Scoring
     teacher: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None
-    """Teacher's last hidden states [N, D] at the same positions, and a function that converts such states [n, D] to the
-    teacher's logits [n, V]. Both are inputs of ``scoring.teacher_loss``."""
+    """Inputs of ``scoring.teacher_loss``: the teacher's last hidden states [N, D] at the same positions, and a function
+    that returns the teacher's logits [n, V] for such states [n, D], or those of a ``TopKTeacher``."""
 
 
 def _top_k(_: Tensor, distribution: Tensor, k: int) -> list[Tensor]:

@@ -103,16 +103,21 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
         reference = parts_of(policy, model, workers, learns=False)
         held["reference"] = 0.0 if config.ref.param_offload else reference["parameters"]
     for name, shares in parts.items():
+        if name in config.teacher.models:
+            continue
         fsdp, label = models[name].fsdp, name.removesuffix(".model").replace("_", " ")
         prefix = learners.get(name)
         held[label if prefix is None else f"{prefix}parameters"] = 0.0 if fsdp.param_offload else shares["parameters"]
         if prefix is not None:
             held[f"{prefix}moments"] = 0.0 if fsdp.optimizer_offload else shares["moments"]
-    teacher = parts["model"] if config.teacher.is_average else parts.get("teacher.model")
-    if teacher and config.teacher.is_average:
-        held["teacher"] = 0.0 if config.teacher.model.fsdp.param_offload else teacher["parameters"]
-    if teacher and config.teacher.is_exact:  # both are read in the update
-        beside = {"teacher": teacher["parameters"], "teacher gathered": teacher["gathered"]}
+    names = ["model"] if config.teacher.is_average else list(config.teacher.models)
+    if teachers := [parts[name] for name in names if name in parts]:
+        # Offloaded teachers are loaded one at a time.
+        offloads, shards = config.teacher.model.fsdp.param_offload, [teacher["parameters"] for teacher in teachers]
+        held["teacher"] = 0.0 if offloads else sum(shards)
+        if config.teacher.runs_in_update:
+            gathered = max(teacher["gathered"] for teacher in teachers)
+            beside = {"teacher": max(shards) if offloads else sum(shards), "teacher gathered": gathered}
     at_work = held | {"parameters": parts["model"]["parameters"]}
     colocated = {} if rollout.has_pool else engine
     awake = {} if rollout.free_cache_engine or rollout.name == "hf" else colocated

@@ -16,7 +16,7 @@ from verl.config.data import GENERATOR, DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
 from verl.config.paths import find_model, find_path, places
-from verl.config.teacher import NO_MODEL, POLICY
+from verl.config.teacher import NO_MODEL, POLICY, TeacherConfig
 from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
@@ -51,6 +51,9 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
             with mistakes.collected():
                 require_model(f"{group}.model.path", part.model.path)
             config = replace(config, **{group: replace(part, model=_absolute(part.model))})
+    if getattr(config, "uses_teacher", False) and not config.teacher.is_server:
+        with mistakes.collected():
+            config = replace(config, teacher=_with_found_sources(config.teacher))
     mistakes.raise_all()
     return config  # type: ignore[no-any-return]
 
@@ -64,6 +67,16 @@ def _absolute(model: Any) -> Any:
     """Return the model config with an absolute path if the model is a local folder. Hub ids are unchanged."""
     folder = Path(model.path)
     return replace(model, path=str(folder.resolve())) if folder.exists() else model
+
+
+def _with_found_sources(teacher: TeacherConfig) -> TeacherConfig:
+    """Return the config with the full paths of the data sources' teachers. Raise ``ConfigError`` if one is missing."""
+    entries = []
+    for source, path in teacher.sources.items():
+        model = _resolve_model(replace(teacher.model, path=path))
+        require_model(f"teacher.by_source[{source}]", model.path)
+        entries.append(f"{source}={_absolute(model).path}")
+    return replace(teacher, by_source=entries)
 
 
 def _require_files(field: str, paths: Sequence[str]) -> None:

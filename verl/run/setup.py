@@ -123,8 +123,12 @@ class TrainingSetup:
             check(config)
         check_token_metrics(config.calculator.token_metrics)
         kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
-        self.teacher_server = self._teacher_server()
-        """Client of an external teacher server, or None."""
+        check_teacher_sources(config, [record.data_source for record in self.train_set.records])
+        texts = [str(record.messages[-1]["content"] or "") for record in self.train_set.records[:MAX_TEXTS]]
+        teacher, servers = config.teacher, config.teacher.servers.items()
+        top_k = teacher.top_k if teacher.is_exact else 0
+        self.teacher_servers = [TeacherServer(o, self.tokenizer, texts, top_k, name) for name, o in servers]
+        """Clients of the teachers at addresses."""
         self.teacher_prompts = self._teacher_prompts()
         """Prompts for the teacher, or None if the teacher uses the policy's prompts."""
         # 6. Steps.
@@ -137,7 +141,7 @@ class TrainingSetup:
         check_method_and_loss(config, self.method, self.loss)
         notes += [f"training: {self.method.note}"] if self.method.note else []
         notes += override_notes(policy)
-        notes += [self.teacher_server.note] if self.teacher_server is not None and self.teacher_server.note else []
+        notes += [server.note for server in self.teacher_servers if server.note]
         self.warnings = notes + start_warnings(config, self.method)
 
     def _validation_set(self, data: DataConfig, begin: Begin | None) -> PromptDataset:
@@ -182,22 +186,14 @@ class TrainingSetup:
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
 
-    def _teacher_server(self) -> TeacherServer | None:
-        options = self.config.teacher.server
-        if options.address is None:
-            return None
-        texts = [str(record.messages[-1]["content"] or "") for record in self.train_set.records[:MAX_TEXTS]]
-        return TeacherServer(options, self.tokenizer, texts)
-
     def _teacher_prompts(self) -> TeacherPrompts | None:
         config, teacher = self.config, self.config.teacher
         if not config.uses_teacher or teacher.prompt is None:
             return None
         data = replace(config.data, apply_chat_template_kwargs=self.chat_arguments)
-        if self.teacher_server is not None:
-            limit = self.teacher_server.limit
-        else:
-            limit = ModelInfo.of(config.model if teacher.is_policy else teacher.model).max_length
+        models = [config.model] if teacher.is_policy else teacher.models.values()
+        limits = [server.limit for server in self.teacher_servers] or [ModelInfo.of(m).max_length for m in models]
+        limit = min((limit for limit in limits if limit is not None), default=None)
         prompts = TeacherPrompts(teacher.prompt, data, self.tokenizer, limit)
         prompts.try_on(self.train_set.records[0], config.rollout.n)  # fail before Ray starts
         return prompts
@@ -287,6 +283,24 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
     ]
 
 
+def check_teacher_sources(config: PPOConfig, sources: Sequence[str]) -> None:
+    """Check ``teacher.by_source`` against the data sources of the training prompts.
+
+    Raises ``ConfigError`` if a source has no teacher, or a teacher is for a source without prompts.
+    """
+    teacher, known = config.teacher, sorted({*sources})
+    if not teacher.by_source:
+        return
+    field = f"teacher.by_source={teacher.by_source}"
+    if unused := [source for source in teacher.sources if source not in known]:
+        raise ConfigError(
+            f"{field}: no prompt has the data_source {unused[0]!r}; the data have {', '.join(known):.500}"
+        )
+    if untaught := [source for source in known if teacher.index_of(source) is None]:
+        fix = "name teachers for them, or one for all other sources as teacher.model.path or teacher.server.address"
+        raise ConfigError(f"{field}: the data_source {', '.join(map(repr, untaught)):.500} has no teacher; {fix}")
+
+
 def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLoss) -> None:
     """Raise ``ConfigError`` if the policy loss does not support batches composed by the method."""
     needs = loss.needs
@@ -317,8 +331,10 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     check_engine_model(config, device_type)
     end_tokens(config, tokenizer)  # raises an error if a token is outside the vocabulary
     check_embeds_tokens(config.model, "model.path", tokenizer)
-    if config.teacher.loads_model:
-        check_reads_tokens(config.teacher.model, "teacher.model.path", tokenizer)
+    for prefix, model in config.teacher.models.items():
+        check_reads_tokens(model, f"{prefix}.path", tokenizer)
+        if config.teacher.rank_metrics:
+            resolve_layers(config.calculator.layers, ModelInfo.of(model).num_layers, prefix)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)
 

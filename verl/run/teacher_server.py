@@ -5,28 +5,28 @@ The server is ``vllm serve``, or any server whose ``/v1/completions`` accepts to
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch import Batch
 from verl.cluster.failures import MachineError
+from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.teacher import TeacherServerConfig
+from verl.models.micro_batches import join_parts, rows_by_teacher
 from verl.utils.http import MAX_BYTES, ServerError, ask_json, key_session
 from verl.utils.portable import printable
 
 KEY = "OPENAI_API_KEY"
 """Environment variable with the server's API key, if it requires one. Messages never contain the key."""
 
-FIELD = "teacher.server.address"
-
 BYTES_PER_TOKEN = 1 << 10
-"""Maximum size of the server's answer in bytes per token of the request, in addition to ``MAX_BYTES``."""
+"""Maximum size of an answer per token of the request and per returned token, in addition to ``MAX_BYTES``."""
 
 MAX_TEXTS = 100
 """Maximum number of texts on which the policy's and the server's tokenizers are compared."""
@@ -52,6 +52,24 @@ FIRST_PAUSE_S = 1.0
 """Seconds before the first retry of a request. The delay doubles with each further retry."""
 
 
+class ScoredToken(NamedTuple):
+    """A server's scores at one token."""
+
+    logprob: float
+    """Log-probability of the token in nats."""
+    top_logprobs: list[float]
+    """Log-probabilities of the k most likely tokens, the likeliest first."""
+    top_ids: list[int]
+    """Ids of these tokens."""
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any], token: int, k: int) -> Self:
+        """Read an entry of ``prompt_logprobs``, which has the k most likely tokens and ``token``, if it is another."""
+        listed = {int(index): float(found["logprob"]) for index, found in entry.items()}
+        top = sorted(listed, key=lambda index: (-listed[index], index))[:k]
+        return cls(listed[token], [listed[index] for index in top], top)
+
+
 class TeacherServer:
     """Client of the teacher at ``options.address``. The constructor checks the server.
 
@@ -61,10 +79,21 @@ class TeacherServer:
     Args:
         tokenizer: The policy's tokenizer.
         texts: Texts of the run. The server must tokenize these and ``TEXTS`` like ``tokenizer``.
+        top_k: Number of most likely tokens that the server must return at each token, or 0 for none.
+        field: Option that names the server, for messages.
     """
 
-    def __init__(self, options: TeacherServerConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
-        self.options = options
+    def __init__(
+        self,
+        options: TeacherServerConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Sequence[str],
+        top_k: int = 0,
+        field: str = "teacher.server.address",
+    ) -> None:
+        self.options, self.top_k, self.field = options, top_k, field
+        self._num_tokens = max(tokenizer.get_vocab().values()) + 1
+        require(top_k < self._num_tokens, "teacher.top_k", top_k, f"must be below the vocabulary of {self._num_tokens}")
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
         """The server's ``max_model_len``, or None if unknown. A prompt plus its response must be shorter."""
@@ -73,10 +102,12 @@ class TeacherServer:
         try:
             asyncio.run(self._check(tokenizer, [text for text in (*TEXTS, *texts)[:MAX_TEXTS] if text]))
         except ServerError as error:
-            raise ConfigError(f"{FIELD}={options.address!r}: {error}") from None
+            raise ConfigError(f"{field}={options.address!r}: {error}") from None
 
-    def logprobs(self, batch: Batch) -> Tensor:
-        """Return the teacher's log-probability of each response token of ``batch``, [M] float32, in nats.
+    def score(self, batch: Batch) -> Batch:
+        """Return the episodes with the teacher's log-probability of each response token, ``teacher_logprobs``.
+
+        With ``top_k``, they also contain its most likely tokens, ``teacher_top_k_logprobs`` and ``teacher_top_k_ids``.
 
         Raises:
             ConfigError: If a sequence reaches the server's ``limit``.
@@ -85,44 +116,54 @@ class TeacherServer:
         rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
         if self.limit is not None and (longest := max(map(len, rows), default=0)) >= self.limit:
             raise ConfigError(
-                f"{FIELD}={self.options.address!r}: a prompt with its response has {longest} tokens, and the server "
-                f"reads {self.limit - 1}; start it with a larger --max-model-len, or lower data.max_response_length"
+                f"{self.field}={self.options.address!r}: a prompt with its response has {longest} tokens, and the "
+                f"server reads {self.limit - 1}; start it with a larger --max-model-len, or lower "
+                "data.max_response_length"
             )
         try:
-            found = asyncio.run(self._score_all(rows))
+            found = asyncio.run(self._score_all(rows, batch.response_lengths.tolist()))
         except ServerError as error:
-            raise MachineError(f"{FIELD}={self.options.address!r}: {error}") from None
-        lengths = batch.response_lengths.tolist()
-        parts = [row[len(row) - length :] for row, length in zip(found, lengths, strict=True)]
-        return torch.tensor([value for part in parts for value in part], dtype=torch.float32)
+            raise MachineError(f"{self.field}={self.options.address!r}: {error}") from None
+        tokens = [token for row in found for token in row]
+        scored = batch.columns().fill(teacher_logprobs=torch.tensor([token.logprob for token in tokens]))
+        if self.top_k:
+            logprobs, ids = (torch.tensor([token[column] for token in tokens]) for column in (1, 2))
+            scored.fill(teacher_top_k_logprobs=logprobs, teacher_top_k_ids=ids)
+        return scored
 
     # --- Requests ---
 
-    async def _score_all(self, rows: Sequence[list[int]]) -> list[list[float]]:
+    async def _score_all(self, rows: Sequence[list[int]], lengths: Sequence[int]) -> list[list[ScoredToken]]:
         in_flight = asyncio.Semaphore(self.options.max_in_flight)
         async with self._session() as session:
 
-            async def score(row: list[int]) -> list[float]:
+            async def score(row: list[int], length: int) -> list[ScoredToken]:
                 async with in_flight:
-                    return await self._score(session, row)
+                    return await self._score(session, row, length)
 
-            return await asyncio.gather(*map(score, rows))
+            return await asyncio.gather(*map(score, rows, lengths))
 
-    async def _score(self, session: aiohttp.ClientSession, row: list[int]) -> list[float]:
-        """Return the log-probability of each token in ``row``, with 0 for the first token."""
-        # vLLM generates at least one token, which is not read; prompt_logprobs=0 asks for the prompt's tokens alone.
-        body = {"model": self.options.model, "prompt": row, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
-        answer = await self._ask(session, "POST", f"{self._url}/completions", body, len(row))
+    async def _score(self, session: aiohttp.ClientSession, row: list[int], length: int) -> list[ScoredToken]:
+        """Return the scores of the last ``length`` tokens of ``row``, fewer than all."""
+        # vLLM generates at least one token, which is not read. The prompt's tokens are always among those returned.
+        asked = {"prompt_logprobs": self.top_k, "max_tokens": 1, "temperature": 1.0}
+        body = {"model": self.options.model, "prompt": row, **asked}
+        answer = await self._ask(session, "POST", f"{self._url}/completions", body, len(row) * (self.top_k + 1))
         try:
             listed = answer["choices"][0]["prompt_logprobs"]
-            pairs = zip(listed[1:], row[1:], strict=True)
-            values = [0.0, *(float(entry[str(token)]["logprob"]) for entry, token in pairs)]
+            pairs = list(zip(listed, row, strict=True))[len(row) - length :]
+            scored = [ScoredToken.of(entry, token, self.top_k) for entry, token in pairs]
         except (KeyError, IndexError, TypeError, ValueError, OverflowError):
             fix = "the teacher needs a server that returns prompt_logprobs, such as vllm serve"
             raise ServerError(f"answered without the log-probabilities of the prompt; {fix}", again=False) from None
-        if not all(LOWEST < value <= 0 for value in values):
+        if not all(LOWEST < value <= 0 for token in scored for value in (token.logprob, *token.top_logprobs)):
             raise ServerError("answered log-probabilities that are not finite numbers of at most 0", again=False)
-        return values
+        if not all(0 <= index < self._num_tokens for token in scored for index in token.top_ids):
+            fix = f"lower teacher.top_k={self.top_k}"
+            raise ServerError(f"answered tokens that the policy's tokenizer does not have; {fix}", again=False)
+        if not all(len(token.top_ids) == self.top_k for token in scored):
+            raise ServerError(f"answered fewer tokens than teacher.top_k={self.top_k}; lower it", again=False)
+        return scored
 
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, num_tokens: int = 0
@@ -148,8 +189,8 @@ class TeacherServer:
         async with self._session() as session:
             await self._choose_model(session)
             await self._compare_tokenizers(session, tokenizer, texts)
-            ids = [token for text in texts[:1] for token in tokenizer(text, add_special_tokens=False).input_ids][:32]
-            await self._score(session, ids or [0, 0])
+            ids = [token for text in texts[:1] for token in tokenizer(text, add_special_tokens=False).input_ids][:31]
+            await self._score(session, [0, *ids], len(ids))
 
     async def _choose_model(self, session: aiohttp.ClientSession) -> None:
         answer = await self._ask(session, "GET", f"{self._url}/models", None)
@@ -177,10 +218,20 @@ class TeacherServer:
             try:
                 answer = await self._ask(session, "POST", url, body, len(text))
             except ServerError as error:
-                self.note = f"{FIELD}: the tokenizers are not compared, since the server cannot tell its own: {error}"
+                self.note = (
+                    f"{self.field}: the tokenizers are not compared, since the server cannot tell its own: {error}"
+                )
                 return
             theirs = answer.get("tokens") if isinstance(answer, dict) else None
             ours = tokenizer(text, add_special_tokens=False).input_ids
             if theirs != ours:
                 both = f"{theirs!r:.60} there and {ours!r:.60} here"
                 raise ServerError(f"has another tokenizer than the policy: {text!r:.60} is {both}", again=False)
+
+
+def ask_servers(servers: Sequence[TeacherServer], batch: Batch) -> Batch:
+    """Return :meth:`TeacherServer.score` of all rows, each by the server whose index is in the column ``teacher``."""
+    parts = rows_by_teacher(batch)
+    with ThreadPoolExecutor(len(parts)) as threads:
+        scored = threads.map(lambda part: servers[part[0]].score(batch[part[1]]), parts)
+        return join_parts(list(scored), [rows for _, rows in parts], batch.width)

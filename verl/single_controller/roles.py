@@ -79,6 +79,26 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
     return torch.tensor(rows)[order].flatten(), torch.tensor(copied)[order].flatten(), unit
 
 
+def dealt_by_teacher(batch: Batch, num_shares: int, deal: Callable[[Batch], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Deal the rows of each teacher separately, so that all shares have equally many rows of each, in one order.
+
+    Args:
+        batch: Episodes. Without the column ``teacher``, all rows have the same teacher.
+        deal: Function that returns row indices in the order of equally large shares, and other tensors [B'] like it.
+
+    Returns:
+        The tensors that ``deal`` returns, for the whole batch.
+    """
+    if "teacher" not in batch:
+        return deal(batch)
+    parts = []
+    for rows in map(torch.tensor, rows_by_value(batch.teacher)):
+        order, *others = deal(batch[rows])
+        parts.append((rows[order], *others))
+    columns = ([part.view(num_shares, -1) for part in column] for column in zip(*parts, strict=True))
+    return tuple(torch.cat(column, dim=1).flatten() for column in columns)
+
+
 @dataclass(eq=False)
 class ModelWorkers:
     """Handle for one role of a worker group, such as policy or critic."""
@@ -128,8 +148,13 @@ class ModelWorkers:
     def _shares(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the indices of samples in the order of the shares, and a bool mask that marks copies.
 
-        The shortest sample is repeated until all shares have the same size.
+        The shortest sample is repeated until all shares have the same size, also those of each teacher's samples.
         """
+        order, copied = dealt_by_teacher(batch, self._num_shares, self._deal)
+        return order, copied
+
+    def _deal(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`_shares` returns, without regard to teachers."""
         lengths = batch.lengths
         rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
         order = torch.arange(len(rows))
@@ -197,7 +222,12 @@ class PolicyWorkers(ModelWorkers):
         """Like the base method, but keep groups together if the loss requires it, and set ``group`` to -1 in copies."""
         if not self.whole_groups:
             return super()._to_learn(batch)
-        order, copied, unit = deal_groups(batch.group, batch.lengths, self._num_shares, self.balance)
+
+        def deal(rows: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            return deal_groups(rows.group, rows.lengths, self._num_shares, self.balance)
+
+        # The units of different teachers may have equal ids, because they are never in one micro-batch.
+        order, copied, unit = dealt_by_teacher(batch, self._num_shares, deal)
         rows = _unlearned(batch[order], copied)
         return rows.fill(group=rows.group.masked_fill(copied, -1), unit=unit), order
 

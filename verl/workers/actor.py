@@ -1,6 +1,7 @@
 """Trains the policy with per-token losses."""
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
@@ -17,9 +18,9 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.signal import RolloutCorrectionConfig
 from verl.config.teacher import TeacherConfig
-from verl.models.forward import Teacher
+from verl.models.forward import Teacher, TopKTeacher
 from verl.models.learner import Learner
-from verl.models.micro_batches import MicroBatching, join_parts
+from verl.models.micro_batches import MicroBatching, join_parts, rows_by_teacher
 from verl.models.offload import reshard
 from verl.models.output_head import Scoring, TeacherLoss
 from verl.models.policy import Policy, scoring_batches
@@ -47,7 +48,9 @@ class Actor(Policy):
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
         self.loss = PolicyLoss(config)
-        self.teacher: Policy | None = None
+        self.teachers: Sequence[Policy] = ()
+        self._reading, self._loaded = ExitStack(), -1
+        """Context in which a teacher is on the device during an update, and the teacher's index or -1."""
         self.teacher_options: TeacherConfig | None = None
         vocabulary = self.model.config.get_text_config().vocab_size
         if self.loss.needs.top_k > vocabulary:
@@ -58,18 +61,17 @@ class Actor(Policy):
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
 
-    def learn_from_teacher(self, options: TeacherConfig, teacher: Policy | None) -> None:
-        """Add the teacher loss that ``options`` specify, if any.
+    def learn_from_teachers(self, options: TeacherConfig, teachers: Sequence[Policy]) -> None:
+        """Add the teacher loss set in ``options``, if any.
 
-        Losses over whole distributions need a ``teacher`` in this worker: a frozen model, a moving average, or this
-        policy. Losses over sampled tokens do not need a ``teacher``.
+        Losses over whole distributions read the ``teachers`` in this worker: frozen models, a moving average, or this
+        policy. Other losses need none. The column ``teacher`` of a batch contains indices into ``teachers``.
         """
         self.teacher_options = options
-        if options.is_exact:
-            assert teacher is not None, "a server scores sampled tokens alone"
-            self.teacher = teacher
-            name, heat = str(options.loss), options.temperature
-            self.teacher_loss = TeacherLoss(name, heat, options.beta, options.top_k, teacher.vocabulary)
+        if not options.runs_in_update:
+            return
+        self.teachers = teachers
+        for teacher in teachers:
             if isinstance(teacher.model, FSDPModule) and teacher is not self:
                 # Each chunk of the output head needs the teacher's head, so gather it only once per update.
                 teacher.model.set_reshard_after_forward(False, recurse=False)
@@ -79,8 +81,8 @@ class Actor(Policy):
 
         Args:
             batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``. Options
-                may also require ``rollout_logprobs``, ``ref_logprobs``, ``teacher_logprobs``, ``teacher_prompts``,
-                ``taught`` and ``LossNeeds.batch_columns``.
+                may also require ``rollout_logprobs``, ``ref_logprobs``, the teacher's columns and
+                ``LossNeeds.batch_columns``.
             num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. The loss is divided by this
                 number or by ``num_sequences``, so that a token's weight does not depend on how the mini-batch is split
                 across ranks and micro-batches.
@@ -104,8 +106,13 @@ class Actor(Policy):
         return metrics, join_parts(scored, cuts, batch.width)
 
     def _cut(self, batch: Batch) -> list[Tensor]:
-        """Return the row indices of each micro-batch."""
-        return self.micro_batches.cut(batch, batch.unit if self.loss.needs.whole_groups else None)
+        """Return the row indices of each micro-batch, whose rows have the same teacher. Teachers follow one another."""
+        cuts = []
+        for _, rows in rows_by_teacher(batch):
+            of_teacher = batch[rows]
+            units = of_teacher.unit if self.loss.needs.whole_groups else None
+            cuts += [rows[cut] for cut in self.micro_batches.cut(of_teacher, units)]
+        return cuts
 
     def _step(
         self, batch: Batch, cuts: list[Tensor], num_tokens: int, num_sequences: int, scored: list[Batch] | None
@@ -114,9 +121,7 @@ class Actor(Policy):
         size = BatchSize(num_tokens, num_sequences, self.max_response_length)
         with ExitStack() as stack:
             stack.enter_context(self.parameters.loaded())
-            if self.teacher not in (None, self):
-                stack.enter_context(self.teacher.parameters.loaded())
-                stack.callback(reshard, self.teacher.model)
+            stack.callback(self._load_teacher, -1)
             sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
         means = {name: total / num_tokens for name, total in sums.items()}
         means["pg_loss"] = sums["pg_loss"] / size.divisor(self.config.loss_aggregation)
@@ -138,10 +143,10 @@ class Actor(Policy):
         micro = micro.trimmed()
         with_gradient = config.entropy_coeff > 0 or "entropy" in needs.statistics
         scoring = Scoring(self.temperature, with_gradient, self.loss.statistics, needs.top_k)
-        teacher = None
-        if self.teacher is not None:
-            scoring = scoring._replace(teacher_loss=self.teacher_loss)
-            teacher = Teacher(self.teacher.forward, self._teacher_rows(self.teacher, micro))
+        options, teacher = self.teacher_options, None
+        if options is not None and options.is_exact:
+            loss, teacher = self._teacher(options, micro)
+            scoring = scoring._replace(teacher_loss=loss)
         scored = self.forward.logprobs(micro, scoring, None if whole else micro.learn_mask, teacher=teacher)
         micro = micro.to(self.device)
         logprobs, entropy, mask = scored.padded("logprobs"), scored.padded("entropy"), micro.padded("learn_mask")
@@ -175,7 +180,6 @@ class Actor(Policy):
             per_token = torch.zeros_like(logprobs)
         else:
             metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
-        options = self.teacher_options
         if options is not None and options.loss is not None and not options.use_task_rewards:
             per_token, per_response = torch.zeros_like(logprobs), 0.0
         # 5. Add entropy and KL divergence.
@@ -193,11 +197,29 @@ class Actor(Policy):
             per_token = per_token + options.coef * of_teacher
         return aggregate(per_token, mask, size) + per_response, metrics
 
-    def _teacher_rows(self, teacher: Policy, micro: Batch) -> Batch:
-        """Return the teacher's inputs for the responses in ``micro``, with ``tokens`` on the CPU."""
+    def _teacher(self, options: TeacherConfig, micro: Batch) -> tuple[TeacherLoss, Teacher | TopKTeacher]:
+        """Return the loss and the teacher of the responses in ``micro``, with ``tokens`` on the CPU."""
+        loss = TeacherLoss(str(options.loss), options.temperature, options.beta, options.top_k)
+        if options.is_server:
+            entries = torch.cat([micro.teacher_top_k_logprobs, micro.teacher_top_k_ids.float()], dim=1)
+            return loss._replace(is_top_k=True), TopKTeacher(entries)
+        index = int(micro.teacher[0]) if "teacher" in micro else 0
+        self._load_teacher(index)
+        teacher = self.teachers[index]
         rows = micro.after(micro.teacher_prompts) if "teacher_prompts" in micro else micro.columns("tokens")
-        last = None if teacher.vocabulary is None else teacher.vocabulary - 1
-        return rows if last is None else rows.fill(tokens=rows.tokens.clamp(max=last))
+        if teacher.vocabulary is not None:
+            rows.fill(tokens=rows.tokens.clamp(max=teacher.vocabulary - 1))
+        return loss._replace(vocabulary=teacher.vocabulary), Teacher(teacher.forward, rows)
+
+    def _load_teacher(self, index: int) -> None:
+        """Load a teacher other than this policy onto the device, after unloading the previous one; -1 loads none."""
+        if index == self._loaded:
+            return
+        self._reading.close()
+        self._loaded = index
+        if index >= 0 and (teacher := self.teachers[index]) is not self:
+            self._reading.enter_context(teacher.parameters.loaded())
+            self._reading.callback(reshard, teacher.model)
 
     def _teacher_loss(self, options: TeacherConfig, micro: Batch, scored: Batch, logprobs: Tensor) -> Tensor:
         """Return the teacher loss of each token in nats, [B, R]."""

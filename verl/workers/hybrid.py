@@ -24,7 +24,7 @@ from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import EngineWorker
-from verl.workers.teacher import MovingAverage, load_teacher
+from verl.workers.teacher import MovingAverage, load_teachers, scored_by_teachers
 
 
 class HybridWorker(CheckpointWorker, EngineWorker):
@@ -56,15 +56,16 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             scoring = scoring_batches(config.actor, model)
             with self.actor.parameters.loaded():
                 self.reference = Policy(model, mesh, scoring, temperature, False, source=self.actor.model)
-        self.teacher: Policy | None = None
+        self.average: MovingAverage | None = None
+        self.teachers: list[Policy] = []
         if config.uses_teacher:
             if config.teacher.is_average:
-                self.teacher = MovingAverage(config, mesh, self.actor)
-            elif config.teacher.is_policy:
-                self.teacher = self.actor
-            elif config.teacher.loads_model:
-                self.teacher = load_teacher(config, mesh, self.tokenizer)
-            self.actor.learn_from_teacher(config.teacher, self.teacher)
+                self.average = MovingAverage(config, mesh, self.actor)
+                self.teachers = [self.average]
+            else:
+                is_policy = config.teacher.is_policy
+                self.teachers = [self.actor] if is_policy else load_teachers(config, mesh, self.tokenizer)
+            self.actor.learn_from_teachers(config.teacher, self.teachers)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
@@ -87,7 +88,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
         for part in parts:
             part.learner.deterministic = config.trainer.deterministic is True
-        averages = {"teacher": self.teacher} if isinstance(self.teacher, MovingAverage) else {}
+        averages = {} if self.average is None else {"teacher": self.average}
         super().__init__(parts, config.seed, averages)
 
     def not_deterministic(self) -> list[str]:
@@ -135,21 +136,23 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return self.reference.compute_logprobs(batch).columns("logprobs")
 
     def compute_teacher_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs`` under the teacher, and the teacher's rank metrics if ``teacher.rank_metrics`` is true."""
-        assert self.teacher is not None, "a teacher is held only where teacher.model.path names one"
+        """Return ``logprobs`` under each row's teacher, and its rank metrics if ``teacher.rank_metrics`` is true."""
+        return scored_by_teachers(self.teachers, batch, self._scored_by)
+
+    def _scored_by(self, teacher: Policy, batch: Batch) -> Batch:
         if self.teacher_calculator is None:
-            return self.teacher.compute_logprobs(batch).columns("logprobs")
+            return teacher.compute_logprobs(batch).columns("logprobs")
         measure = partial(measure_responses, self.teacher_calculator, self.max_turns)
-        scored = self.teacher.compute_logprobs(batch, self.teacher_calculator.config.layers, measure)
-        if self.teacher is not self.actor:
-            reshard(self.teacher.model)  # only the update needs the head to stay gathered
+        scored = teacher.compute_logprobs(batch, self.teacher_calculator.config.layers, measure)
+        if teacher is not self.actor:
+            reshard(teacher.model)  # only the update needs the head to stay gathered
         metrics = {TEACHER_RANK + name: values for name, values in scored.rank_metrics.items()}
         return scored.columns("logprobs").fill(EPISODE, **metrics)
 
     def update_teacher(self, rate: float) -> None:
         """Update the teacher, a moving average of the policy, with the policy's weights."""
-        assert isinstance(self.teacher, MovingAverage), "TeacherConfig.is_average"
-        self.teacher.update(rate)
+        assert self.average is not None, "TeacherConfig.is_average"
+        self.average.update(rate)
 
     def perturb_weights(self) -> None:
         """Add noise to all parameters of the policy until :meth:`restore_weights` is called."""

@@ -1,28 +1,43 @@
 """Loads and updates the teacher for on-policy distillation."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import Batch
+from verl.config.common import ModelConfig
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
+from verl.models.micro_batches import join_parts, rows_by_teacher
 from verl.models.offload import local_part, reshard
 from verl.models.policy import Policy, scoring_batches
 
 
-def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> Policy:
-    """Load the frozen model ``teacher.model``, which scores the policy's responses. ``tokenizer`` is the policy's.
+def load_teachers(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> list[Policy]:
+    """Load the frozen models ``teacher.models``, which score the policy's responses. ``tokenizer`` is the policy's."""
+    return [_load(config, model, mesh, tokenizer) for model in config.teacher.models.values()]
+
+
+def _load(config: PPOConfig, model: ModelConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> Policy:
+    """Load a frozen teacher.
 
     If padding makes the output heads of policy and teacher differ in size, the loss compares only the tokenizer's
     tokens, and the teacher's probabilities are normalised over these tokens.
     """
-    model = config.teacher.model
     rows = {ModelInfo.of(other).text_config.vocab_size for other in (config.model, model)}
     vocabulary = None if len(rows) == 1 else max(tokenizer.get_vocab().values()) + 1
     scoring, temperature = scoring_batches(config.actor, model), config.rollout.temperature
     return Policy(model, mesh, scoring, temperature, trainable=False, vocabulary=vocabulary)
+
+
+def scored_by_teachers(teachers: Sequence[Policy], batch: Batch, score: Callable[[Policy, Batch], Batch]) -> Batch:
+    """Return ``score(teacher, rows)`` of each teacher's rows, in the order of ``batch``."""
+    parts = rows_by_teacher(batch)
+    scored = [score(teachers[index], batch[rows]) for index, rows in parts]
+    return join_parts(scored, [rows for _, rows in parts], batch.width)
 
 
 class MovingAverage(Policy):

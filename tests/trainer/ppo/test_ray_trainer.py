@@ -239,6 +239,7 @@ def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
     config = trainer.config = ppo_config("rollout.n=1", *options)
     trainer.loss, trainer.policy = PolicyLoss(config.actor), RecordedPolicy()
     trainer.reference = trainer.teacher = trainer.teacher_prompts = trainer.critic = None
+    trainer.teacher_servers = []
     trainer.method = SimpleNamespace(overrides=lambda name: replays and name == "learn_from")
     trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
     trainer.updates = Updates(config, trainer.policy, None, trainer.loss, trainer.timer)
@@ -345,6 +346,21 @@ def test_teachers_prompts_reach_the_update(reads_verdicts: bool):
     with pytest.raises(AttributeError, match="scheduler"):  # there is none to log for
         trainer._collect_verdicts(sampled, batch)
     assert order == ["verdicts", "teacher"][: 1 + reads_verdicts]
+
+
+@pytest.mark.parametrize("loss", ["reverse_kl", "null"])
+def test_response_has_the_teacher_of_its_source(loss: str):
+    options = ['teacher.by_source=["a=/m","b=/n"]', "reward_manager=unshaped", f"teacher.loss={loss}"]
+    trainer, asked = trainer_of(options), []
+    records = [SimpleNamespace(input_ids=[4], data_source=source) for source in "bab"]
+    batch = three().fill(records=records)
+    trainer.teacher = SimpleNamespace(
+        map_rows=lambda _, rows: asked.append(rows.teacher.tolist()) or rows.columns().fill(logprobs=torch.zeros(6))
+    )
+    trainer._ask_teacher(batch)
+    in_update = loss == "reverse_kl"
+    assert asked == [[1, 0, 1]] * (not in_update) and ("teacher_logprobs" in batch) != in_update
+    assert not in_update or batch.teacher.tolist() == [1, 0, 1]
 
 
 def test_moving_average_follows_learned_steps():

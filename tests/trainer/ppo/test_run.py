@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.kit import (
     begin_checkpoint,
+    edit_json,
     edit_vocabulary,
     jsonl,
     matches,
@@ -31,7 +32,7 @@ from verl.rank.reward_manager import RewardManager
 from verl.run import setup as run_setup
 from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
-from verl.run.setup import check_method_and_loss
+from verl.run.setup import check_method_and_loss, check_teacher_sources
 from verl.run.warnings import form_warnings, start_notes, start_warnings
 from verl.trainer.ppo.run import run_ppo, show_validations
 from verl.workers.policy_loss import PolicyLoss
@@ -89,6 +90,28 @@ WRONG = "returned a dict of ['acc']; ... (TMP/mine.py, line 2)"
 def test_reward_function_is_tried_on_a_record(start, refused, tmp_path: Path, source: str, line: str):
     with refused(line):
         start(f"reward_score.custom_functions=['{source}={user_code(tmp_path, REWARD)}:wrong']")
+
+
+def test_every_data_source_has_a_teacher(refused):
+    sources = 'teacher.by_source=["a=/m","b=/n","c=/m"]'
+    teacher = ppo_config(sources, "teacher.model.path=/d").teacher
+    assert [teacher.index_of(source) for source in "abcd"] == [1, 2, 1, 0]
+    assert [*teacher.models] == ["teacher.model", "teacher.by_source[a]", "teacher.by_source[b]"]
+    alone = ppo_config(sources)
+    check_teacher_sources(alone, ["c", "a", "b"])
+    with refused("teacher.by_source=[...]: the data_source 'd' has no teacher; name teachers for them, or one for..."):
+        check_teacher_sources(alone, ["a", "b", "c", "d"])
+    with refused("teacher.by_source=[...]: no prompt has the data_source 'c'; the data have a, b"):
+        check_teacher_sources(alone, ["a", "b"])
+    with refused("by_source=[...]: the data_source 'd' has no teacher; name one for it, or for all other sources"):
+        alone.teacher.indices_of(["a", "d"])
+    assert alone.teacher.indices_of(["b", "a"]) == [1, 0]
+    addresses = 'teacher.by_source=["a=http://s/v1","b=http://t/v1"]'
+    servers = ppo_config(addresses, "teacher.server.model=m").teacher.servers
+    assert [(name, server.address, server.model) for name, server in servers.items()] == [
+        ("teacher.by_source[a]", "http://s/v1", "m"),
+        ("teacher.by_source[b]", "http://t/v1", "m"),
+    ]
 
 
 class Reached(Exception):
@@ -149,6 +172,13 @@ def test_other_models_need_the_vocabulary_of_the_policy(start, refused, tiny_mod
     edit_vocabulary(tmp_path, swap=("a", "b"))
     with refused("critic.model.path='TMP': reads the policy's token numbers, but 2 of these 262 differ: 'a' is..."):
         start("algorithm=gae", f"critic.model.path={tmp_path}")
+    with refused("teacher.by_source[arithmetic].path='TMP': reads the policy's token numbers, but 2 of these 262..."):
+        start(f'teacher.by_source=["arithmetic={tmp_path}"]')
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", num_hidden_layers=1)
+    with refused("calculator.layers=[-3, -1]: teacher.by_source[arithmetic] has 1 layers, from -1 to 0"):
+        options = ["teacher.rank_metrics=true", "calculator.layers=[-3,-1]"]
+        start(f'teacher.by_source=["arithmetic={tmp_path}"]', *options)
 
 
 @pytest.fixture

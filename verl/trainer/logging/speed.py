@@ -278,8 +278,9 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
         critic = ModelCost.of(model).without_head(model)
         passes["values"] = (critic, FORWARD)
         passes["update_critic"] = (critic, ModelCost.update_passes(model))
-    if config.uses_teacher and not config.teacher.is_server:
-        passes["teacher"] = (policy if config.teacher.is_policy else ModelCost.of(config.teacher.model), FORWARD)
+    teachers = list(config.teacher.models.values())
+    if config.teacher.is_policy or len(teachers) == 1:  # the work of several is not counted by teacher
+        passes["teacher"] = (ModelCost.of(teachers[0]) if teachers else policy, FORWARD)
     peak = peak_tflops(config.trainer.peak_tflops, device_name, config.model.param_dtype)
     return StepMetrics(world_size, passes, peak, pool_size)
 

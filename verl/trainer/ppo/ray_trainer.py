@@ -21,6 +21,7 @@ from verl.rank.token_metrics import fill_token_metrics
 from verl.rewards.custom import partial_scores_note
 from verl.run.session import TrainingRun
 from verl.run.setup import TrainingSetup
+from verl.run.teacher_server import ask_servers
 from verl.run.tracking import Tracker
 from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.roles import ModelWorkers
@@ -84,7 +85,7 @@ class RayPPOTrainer(Trainer):
         layout = (policy.copies, policy.balance, policy.whole_prompts)
         self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
         self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
-        self.teacher_prompts, self.teacher_server = setup.teacher_prompts, setup.teacher_server
+        self.teacher_prompts, self.teacher_servers = setup.teacher_prompts, setup.teacher_servers
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
@@ -207,14 +208,18 @@ class RayPPOTrainer(Trainer):
                 found = self.teacher_prompts.of_batch(batch)
                 prompts = [r.input_ids if p is None else p for p, r in zip(found, batch.records, strict=True)]
                 rows = batch.after(prompts)
-                if options.is_exact:
+                if options.runs_in_update:
                     batch.fill(teacher_prompts=prompts)
                 if self.teacher_prompts.read_verdicts:
                     batch.fill(taught=torch.tensor([prompt is not None for prompt in found]))
-            if not options.scores_samples:
+            if options.by_source:
+                rows.fill(teacher=torch.tensor(options.indices_of(data_sources(batch))))
+            if self.teacher_servers:
+                batch.merge(ask_servers(self.teacher_servers, rows))
                 return
-            if self.teacher_server is not None:
-                batch.fill(teacher_logprobs=self.teacher_server.logprobs(rows))
+            if options.runs_in_update and options.by_source:
+                batch.fill(teacher=rows.teacher)
+            if not options.scores_samples:
                 return
             scored = self.teacher.map_rows("compute_teacher_logprobs", rows)
             batch.fill(teacher_logprobs=scored.logprobs)
@@ -341,6 +346,10 @@ class RayPPOTrainer(Trainer):
         """Log the mismatch between engine and policy on newly sampled responses, and between policy and teacher."""
         if self.teacher is not None:
             self.metrics |= teacher_metrics(batch)
+            of_rows = metrics_by_source(
+                data_sources(batch), self.scheduler.sources, lambda rows: teacher_metrics(batch[rows])
+            )
+            self.metrics |= with_prefix("train", of_rows)
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             current = batch if fresh.all() else batch[fresh]

@@ -20,7 +20,8 @@ from verl.workers.policy_loss import PolicyLoss
 
 ACTOR_COLUMNS = (
     *("tokens", "source", "learn_mask", "old_logprobs", "advantages"),
-    *("ref_logprobs", "teacher_logprobs", "teacher_prompts", "taught"),
+    *("ref_logprobs", "teacher_logprobs", "teacher_top_k_logprobs", "teacher_top_k_ids"),
+    *("teacher", "teacher_prompts", "taught"),
 )
 CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
 
