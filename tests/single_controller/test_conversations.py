@@ -185,7 +185,7 @@ def test_turns_are_limited(converse, options: dict[str, int], most: int):
 class Settling(Environment):
     """Gives its reward once, at the end of a conversation."""
 
-    settles = True
+    settles = staticmethod(lambda record: True)
 
     def answer(self, step: Step) -> Answer:
         if step.turn.ends:

@@ -227,7 +227,7 @@ class EnvironmentPool(KillablePool):
             record = replace(record, tools=record.tools or self._schemas[name])
         environment = self._environment_of(record)
         if isinstance(environment, LiveEnvironment):
-            environment.functions.check_columns(record.extra_info)
+            environment.functions.check_columns(record.extra_info, place)
         return record
 
     @cached_property

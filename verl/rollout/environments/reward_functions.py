@@ -45,14 +45,12 @@ class RewardFunctions:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def check_columns(self, columns: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` if a function needs a parameter for which a record has no column."""
+    def check_columns(self, columns: Mapping[str, Any], place: str) -> None:
+        """Raise ``ConfigError`` if a function needs a parameter for which the record at ``place`` has no column."""
         for _, where, function in self._parts:
             if missing := [name for name in _required(function) if name not in (*PASSED, *columns)]:
-                known = ", ".join(map(str, columns)) or "no column"
-                raise ConfigError(
-                    f"{where} needs {', '.join(missing)}, but the record has {known}{definition(function)}"
-                )
+                known, needed = ", ".join(map(str, columns)) or "no column", ", ".join(missing)
+                raise ConfigError(f"{place}: {where} needs {needed}, but the record has {known}{definition(function)}")
 
     async def reward(
         self, live: Any, prompt: Sequence[Any], completion: Sequence[Any], columns: Mapping[str, Any]
