@@ -114,7 +114,7 @@ BUDGETS = {
     "run": 2527,
     "single_controller": 1587,
     "spectral": 1653,
-    "trainer": 3912,
+    "trainer": 3944,
     "utils": 1627,
     "verifiers": 3142,
     "verl": 57,

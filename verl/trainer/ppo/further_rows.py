@@ -1,6 +1,6 @@
 """Training rows for the further histories of agent sessions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from verl.rollout.partial import PER_TOKEN
 def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     """Return a batch in which each session's row is followed by the rows of its further histories.
 
-    All tokens of an episode have the same advantage, which is divided by its number of rows. Losses are proportional to
-    advantages, so the rows together have the weight of a single row. ``episode`` [B'] is the index of each row's
-    session. Batches without further histories are returned unchanged, except that ``further_rows`` is removed.
+    All tokens of an episode have the same advantage, and each of its k rows has the weight 1/k. A token that the
+    histories of several rows share is learned from once, in the row that sampled it, with the sum of their weights
+    (:func:`num_histories`). Losses are proportional to advantages, which are multiplied by the weights. ``episode``
+    [B'] is the index of each row's session. Batches without further histories are returned unchanged, except that
+    ``further_rows`` is removed.
 
     Args:
         batch: Columns for the update, including ``further_rows``, with B rows.
@@ -39,13 +41,23 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
             column = getattr(batch, name)
             picked = column[owner] if isinstance(column, Tensor) else [column[i] for i in owner.tolist()]
             further.fill(EPISODE, **{name: picked})
-    # 2. Give every row its share of the advantage.
+    # 2. Give every token its weight: the share of the rows whose histories have it.
+    prompts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
+    responses = batch.response_tokens.split(batch.response_lengths.tolist())
+    num_rows, shared = list[list[int]](), list[list[int]]()
+    for prompt, response, others in zip(prompts, responses, saved, strict=True):
+        own = (prompt.tolist(), response.tolist())
+        first, *rest = num_histories([own, *((row["prompt_ids"], row["tokens"]) for row in others)])
+        num_rows.append(first)
+        shared += rest
+    weights, further_weights = (torch.tensor([n for row in ns for n in row]).double() for ns in (num_rows, shared))
     by_policy = batch.source == POLICY
     sums = sums_within(torch.where(by_policy, batch.advantages.double(), 0.0), batch.response_lengths)
     of_episode = sums / batch.policy_lengths / (counts + 1)
     learned = batch.learned_responses
-    batch.fill(advantages=(batch.advantages.double() / (counts + 1).repeat_interleave(batch.response_lengths)).float())
-    per_token = of_episode[owner].repeat_interleave(further.response_lengths)
+    weights /= (counts + 1).repeat_interleave(batch.response_lengths)
+    batch.fill(advantages=(batch.advantages.double() * weights).float())
+    per_token = of_episode[owner].repeat_interleave(further.response_lengths) * further_weights
     further.fill(advantages=torch.where(further.source == POLICY, per_token, 0.0).float())
     scored = score(further)
     mask = (further.source == POLICY) & learned[owner].repeat_interleave(further.response_lengths)
@@ -57,3 +69,23 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     episode = torch.cat([torch.arange(len(batch)), owner])
     joined.fill(EPISODE, episode=episode)
     return joined[episode.argsort(stable=True)]
+
+
+def num_histories(rows: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
+    """Return how many rows of an episode have each response token in their history, including the token's own row.
+
+    Another row has the token if its prompt begins with everything up to the token. What it samples itself is its own.
+
+    Args:
+        rows: Prompt and response tokens of each row.
+    """
+    counts = []
+    for place, (prompt, response) in enumerate(rows):
+        whole, of_row = [*prompt, *response], [1] * len(response)
+        for other, (others_prompt, _) in enumerate(rows):
+            pairs = enumerate(zip(whole, others_prompt, strict=False))
+            common = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(others_prompt)))
+            for token in range(common - len(prompt) if other != place else 0):
+                of_row[token] += 1
+        counts.append(of_row)
+    return counts
