@@ -1,6 +1,6 @@
-"""VERL: reinforcement learning with verifiable rewards, shaped by the effective rank of hidden states.
+"""VERL: reinforcement learning with verifiable rewards and auxiliary signals from the effective rank of hidden states.
 
-Public names are imported on first use (docs/python.md).
+Public names are imported lazily, on first use (docs/python.md).
 """
 
 from difflib import get_close_matches

@@ -1,7 +1,7 @@
 """Provides the Python interface: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
 
-Each run is a separate process, and its results are read from its folder. An interrupt or error ends the run but not the
-caller's process, which may be a notebook kernel.
+Each run is a separate process, whose results are read from the run's folder. An interrupt or error ends the run but not
+the caller's process, which may be a notebook kernel.
 """
 
 import json
@@ -29,7 +29,7 @@ from verl.run.run_config import parse_run_config
 
 
 class RunError(RuntimeError):
-    """Raised when a run fails; contains the errors that it printed.
+    """Raised when a run fails. The message contains the errors that the run printed.
 
     ``code`` is the run's exit code: 1 if it failed, 75 if it should be restarted, 128 + N if signal N killed it.
     """
@@ -41,7 +41,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a training run, finished or not. Results are read from its files on each access."""
+    """Folder of a training run, which may be unfinished. Results are read from the folder's files on each access."""
 
     folder: Path
 
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def model(self) -> Path | None:
-        """Newest checkpoint's model folder, for ``transformers``, or None if no checkpoint contains such a folder."""
+        """Newest model folder in ``transformers`` format, or None if no checkpoint contains such a folder."""
         models = [folder / "actor" / "huggingface" for folder in checkpoints(self.folder).values()]
         return next((model for model in reversed(models) if model.is_dir()), None)
 
@@ -81,7 +81,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Results with one row per model and benchmark: pass@k with intervals, lengths, rank metrics."""
+        """Results with one row per model and benchmark: pass@k with intervals, lengths, and rank metrics."""
         return pd.read_csv(self.folder / "results.csv")
 
     @property
@@ -100,21 +100,20 @@ def score(
 ) -> dict[str, Any]:
     """Return the verdict on a response and its score, computed in this process without a time limit.
 
+    Raises ``ConfigError`` if the data source or mode is unknown, or the verifier cannot use this ground truth.
+
     Args:
         data_source: Name that selects the verifier (docs/rewards.md).
         truth: Ground truth, as in ``reward_model.ground_truth`` of a data file.
         extra_info: Additional information for verifiers that read it, as in a data file.
         mode: Score mode; see ``reward_score.mode``.
-
-    Raises:
-        ConfigError: If the data source or mode is unknown, or the verifier cannot use this ground truth.
     """
     check_ground_truth(data_source, truth, extra_info=extra_info)
     return compute_score(data_source, response, truth, extra_info, mode)
 
 
 def train(overrides: Sequence[str] = ()) -> Run:
-    """Train like ``bash train.sh OVERRIDE...``, and return the run.
+    """Train as with ``bash train.sh OVERRIDE...``, and return the run.
 
     Raises:
         ConfigError: If an override is invalid or conflicts with others.
@@ -128,10 +127,10 @@ def train(overrides: Sequence[str] = ()) -> Run:
 
 
 def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
-    """Evaluate like ``bash eval.sh OVERRIDE...``, and return the evaluation.
+    """Evaluate as with ``bash eval.sh OVERRIDE...``, and return the evaluation.
 
-    The default is ``evaluation=embedded``: the newest run of the embedded task, before and after training. Raises the
-    same errors as :func:`train`. Repeating the call resumes an interrupted evaluation.
+    The default, ``evaluation=embedded``, evaluates the newest run of the embedded task before and after training.
+    Raises the same errors as :func:`train`. Repeating the call resumes an interrupted evaluation.
     """
     words = _translated(overrides, lambda words: plain_arguments(words, EvaluationConfig)) or ["evaluation=embedded"]
     config = parse_evaluation_config(compose_config(EvaluationConfig, "evaluation", words))
@@ -143,7 +142,7 @@ def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
 
 
 def _translated(words: Sequence[str], translation: Callable[[list[str]], list[str]]) -> list[str]:
-    """Return Hydra overrides, or raise ``ConfigError`` for a single string or one of Hydra's flags."""
+    """Return Hydra overrides, or raise ``ConfigError`` if ``words`` is a string or contains one of Hydra's flags."""
     if isinstance(words, str):
         raise ConfigError(f"overrides={words!r:.200}: must be a list of strings, such as ['rollout.n=8']")
     try:
@@ -158,7 +157,7 @@ def _translated(words: Sequence[str], translation: Callable[[list[str]], list[st
 def _call(module: str, words: Sequence[str]) -> None:
     """Run an entry point in a separate process, and print its output.
 
-    The first interrupt is forwarded, so that the run ends as after Ctrl-C. A second interrupt kills it.
+    The first interrupt is forwarded to the run, which ends as after Ctrl-C. A second interrupt kills the run.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module, *words],

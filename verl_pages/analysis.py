@@ -1,4 +1,4 @@
-"""Builds the analysis page, a self-contained HTML file without scripts, with figures and correlations."""
+"""Builds the analysis page, a self-contained HTML file with figures and correlations but without scripts."""
 
 import base64
 import math
@@ -22,7 +22,7 @@ COEFFICIENTS = {
 def build_page(
     title: str, lines: Sequence[str], folder: Path, figures: Sequence[tuple[str, str]], table: pd.DataFrame
 ) -> str:
-    """Return the page's HTML: text, ``figures`` (names of SVG files in ``folder`` and captions) and correlations."""
+    """Return the page's HTML. ``figures`` are pairs of an SVG file's name in ``folder`` and its caption."""
     pictures = [(n, text, base64.b64encode((folder / f"{n}.svg").read_bytes()).decode()) for n, text in figures]
     return render(
         "analysis.html",
@@ -37,7 +37,7 @@ def build_page(
 
 
 def _tables(table: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    """Yield a table's title and rows for each model and benchmark. A row consists of labels, a count and cells."""
+    """Yield the table's title and rows for each model and benchmark. A row is a tuple (labels, count, cells)."""
     model = ["run", "step", "benchmark", "temperature", "of"]
     for (run, step, benchmark, temperature, rows_of), part in table.groupby(model, sort=False):
         rows = [

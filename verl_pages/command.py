@@ -1,4 +1,4 @@
-"""The command ``verl-report RUN [RUN ...]``, which writes one page for all named training runs or lists them."""
+"""The command ``verl-report RUN [RUN ...]``, which writes one HTML page about training runs or lists them."""
 
 import argparse
 import ctypes
@@ -19,10 +19,10 @@ from verl_pages.listing import print_runs
 from verl_pages.run import write_page
 
 MEMORY_BYTES = 4 << 30
-"""Memory limit for building a page. A file of a few kilobytes could decompress to any size."""
+"""Memory limit for building a page, because even a file of a few kilobytes could decompress to any size."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: signal that this process receives when the thread that started it ends."""
+"""Linux ``prctl`` option that sets the signal sent to this process when the thread that started it ends."""
 
 
 def main() -> None:

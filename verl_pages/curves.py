@@ -13,7 +13,7 @@ from verl_pages.names import RANK_NAMES, metric_name
 from verl_pages.run_folder import RunFolder, Series
 
 MAX_POINTS = 400
-"""Maximum number of points per curve. In longer runs, each point is the average of several steps."""
+"""Maximum number of points per curve. In longer runs, each point averages several steps."""
 
 MAX_OTHERS = 600
 """Maximum number of panels for metrics that are not in ``panels.yaml``."""
@@ -26,19 +26,19 @@ class Panel:
     section: str
     title: str
     series: tuple[tuple[str, str], ...]
-    """Pairs (metric name, legend label), one per series."""
+    """Metric name and legend label of each series."""
     percent: bool = False
     layer: str = ""
-    """Layer that must be selected to show the panel. If empty, the panel is always shown."""
+    """Layer for which the panel is shown, or an empty string to show the panel for all layers."""
     log: bool = False
     about: str = ""
     """Description of the chart."""
     named: bool = False
-    """Whether a legend is needed even for a single series, because its label contains more than the title."""
+    """Whether even a single series needs a legend, because its label adds information to the title."""
 
 
 PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": ".+", "source": ".+"}
-"""Placeholder in the metric names of ``panels.yaml``, such as ``<split>`` -> regular expression."""
+"""Maps placeholders in the metric names of ``panels.yaml``, such as ``<split>``, to regular expressions."""
 
 
 def bucket_steps(runs: Sequence[RunFolder]) -> int:
@@ -49,7 +49,7 @@ def bucket_steps(runs: Sequence[RunFolder]) -> int:
 def thin(series: Series, width: int) -> list[list[Any]]:
     """Return a curve's points as ``[steps, means]``, followed by minima and maxima if a point covers several steps.
 
-    A point covers ``width`` steps and is placed at the mean of the steps with finite values. The extrema preserve
+    A point covers ``width`` steps, and its position is the mean of the steps with finite values. The extrema preserve
     peaks.
     """
     finite = np.isfinite(series.values)
@@ -66,7 +66,7 @@ def thin(series: Series, width: int) -> list[list[Any]]:
 
 
 def _rounded(values: Any) -> list[float]:
-    """Round to six significant digits, which is finer than screen resolution."""
+    """Round values to six significant digits, which is finer than the screen's resolution."""
     return [float(f"{value:.6g}") for value in values]
 
 
@@ -83,7 +83,7 @@ def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
 
 
 def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> list[Panel]:
-    """Expand an entry of ``panels.yaml`` to a panel for each title and layer that occurs in the metric names."""
+    """Expand an entry of ``panels.yaml`` to one panel per title and layer that occur in the metric names."""
     panels: dict[tuple[Any, ...], Panel] = {}
     for label, template in kind["series"].items():
         pattern = re.sub(r"(?<!P)<(\w+)>", lambda part: f"(?P<{part[1]}>{PARTS[part[1]]})", template)
@@ -117,5 +117,5 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
 
 def _by_number(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """Return a key for natural sorting, in which "pass@8" precedes "pass@16"."""
+    """Return a sort key with which numbers are ordered by value, so that "pass@8" precedes "pass@16"."""
     return tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", text))

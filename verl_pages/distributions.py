@@ -1,4 +1,4 @@
-"""Computes histograms of the rewards, lengths and advantages of a run's training responses, step by step."""
+"""Computes histograms of the rewards, lengths and advantages of training responses over the course of a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ FIGURES = {
     "num_tokens": ("Tokens of a response", "Length of the responses, with those that were cut at the limit."),
     "advantage": ("Advantage", "Mean over a response's tokens, after rank shaping."),
 }
-"""Column of the sample files -> title and description of its histogram."""
+"""Maps columns of the sample files to the title and description of their histograms."""
 
 NUM_BINS = 24
 NUM_COLUMNS = 240
-"""Maximum total number of columns in a figure's histograms. In longer runs, each column covers several steps."""
+"""Maximum total number of columns in a figure's histograms. In longer runs, a column covers several steps."""
 
 LARGEST = 1e30
-"""Maximum absolute value that is shown. Larger values are damaged, and computing with them could overflow."""
+"""Maximum absolute value that is shown. Larger values indicate damaged data and could cause overflows."""
 
 SAME = 1e-9
 """Values are shown as equal if their range is below this fraction of the largest absolute value (at least 1)."""
@@ -29,11 +29,11 @@ MAX_ROWS = 1 << 16
 """Maximum number of responses to read per step."""
 
 Values = Mapping[str, npt.NDArray[np.float64]]
-"""Column -> finite values of one step's responses."""
+"""Maps columns to the finite values of one step's responses."""
 
 
 def read_values(file: pq.ParquetFile) -> Values:
-    """Read a sample file's columns in ``FIGURES``, without values that are not finite or too large."""
+    """Read the columns in ``FIGURES`` from a sample file, leaving out values that are too large or not finite."""
     # Skip text columns, which could contain a text that is stored once and repeated a million times.
     numbers = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
     types = {field.name: field.type for field in file.schema_arrow}
@@ -47,11 +47,11 @@ def read_values(file: pq.ParquetFile) -> Values:
 
 
 def histograms(runs: Sequence[Sequence[tuple[int, Values]]]) -> list[dict[str, Any]]:
-    """Return the histograms of several runs. A run is given as pairs (step, values).
+    """Return the histograms of several runs. Each run is a sequence of pairs (step, values).
 
-    All runs and steps in a figure have the same bins, so that their histograms can be compared. An entry of the result
-    has ``low`` and ``high``, the range of ``NUM_BINS`` equal bins, and ``runs``: a list of columns for each run. A
-    column is ``[first step, last step, shares]``, with shares per mille.
+    All runs and steps in a figure share the same bins, so that their histograms can be compared. Each figure has
+    ``low`` and ``high``, the range of ``NUM_BINS`` equal bins, and ``runs``, a list of columns per run. A column is
+    ``[first step, last step, shares]`` with the share of responses in each bin in per mille.
     """
     found = []
     for name, (title, about) in FIGURES.items():

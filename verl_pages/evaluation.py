@@ -1,4 +1,4 @@
-"""Builds the evaluation page with results, curves, verdicts, and the responses to every problem."""
+"""Builds the HTML page of an evaluation with results, curves, verdicts, and the responses to every problem."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from verl_pages.names import metric_name
 from verl_pages.samples import Limits, PackedSamples, PromptSamples, pack_all
 
 MAX_PAGE_BYTES = 64 << 20
-"""Maximum page size in bytes. To fit, responses are shortened and, if necessary, omitted. Metrics, verdicts and
-questions are always kept."""
+"""Maximum page size in bytes. Responses are shortened or omitted to keep a page below this size, while metrics,
+verdicts and questions are always kept."""
 
 LIMITS = (
     *(Limits(characters, None) for characters in (20_000, 8_000, 3_000)),
@@ -18,7 +18,7 @@ LIMITS = (
     Limits(800, 1),
     Limits(0, 0),
 )
-"""Limits to try, in this order, until the page is small enough."""
+"""Limits on responses, from loosest to tightest. The page uses the loosest that make it small enough."""
 
 
 def build_page(
@@ -67,7 +67,7 @@ def build_page(
 
 
 def _sentence(packed: PackedSamples) -> str:
-    """Return sentences that tell the reader which content the page omits."""
+    """Return a note to the reader about content that the page omits."""
     characters, responses = packed.limits.characters, packed.limits.responses
     parts = [f"Of responses longer than {characters:,} characters, this page shows the beginning and the end."]
     if responses == 0:

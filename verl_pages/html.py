@@ -1,8 +1,8 @@
 """Renders self-contained HTML pages from templates, scripts, styles and data.
 
-Text from models, datasets and options is untrusted. Pages with scripts contain such text only as ASCII JSON without
-``<``, ``>`` and ``&``, or compressed in base64, and the scripts insert it as text nodes. The template escapes all other
-text. The content security policy forbids all other scripts and all connections.
+Text from models, datasets and options is untrusted. In pages with scripts, such text is either ASCII JSON without
+``<``, ``>`` and ``&``, or compressed and encoded in base64. The scripts insert it as text nodes, and the template
+escapes all other text. The content security policy forbids any other scripts and any connections.
 """
 
 import base64
@@ -20,7 +20,7 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Minimum uncompressed size in bytes of a full chunk. The page decompresses a chunk when its content is opened."""
+"""Uncompressed size in bytes at which a chunk is full. Pages decompress a chunk when its content is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
 """Scripts of pages with charts and the response browser."""
@@ -29,7 +29,7 @@ ASSETS = Path(__file__).parent / "assets"
 KATEX = ASSETS / "katex"
 
 FORMULA = re.compile(r"\\[(\[]|\\begin\{|\$[^$\n]*[\\^_=+*/<>-][^$\n]*\$|\$\$")
-"""Pattern of possible formulas or their beginnings. ``text.js`` makes the final decision."""
+"""Pattern of text that may be, or begin, a formula. ``text.js`` makes the final decision."""
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -102,11 +102,11 @@ def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
 
 
 def _read(names: Sequence[str], suffix: str) -> str:
-    """Read style sheets or scripts and remove indentation and comments, which makes small pages a tenth smaller."""
+    """Read style sheets or scripts without indentation and comments, which makes small pages a tenth smaller."""
     lines = [line.strip() for name in names for line in (ASSETS / f"{name}.{suffix}").read_text("utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _digest(source: str) -> str:
-    """Return the content security policy source that allows one inline element."""
+    """Return the source expression that allows an inline element in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode('ascii')}'"

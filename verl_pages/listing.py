@@ -22,7 +22,7 @@ def print_runs(folders: Sequence[Path]) -> None:
 
 
 def _started(run: RunFolder) -> str:
-    """Return a run's start time in ISO format, or "" for runs of older versions, which are therefore listed last."""
+    """Return a run's start time in ISO format, or "" for runs of older versions, so that these are listed last."""
     return str(run.start.get("started") or "")
 
 

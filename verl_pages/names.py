@@ -7,7 +7,7 @@ RANK_NAMES = {
     "Effective Rank diff": ("ERV", "its velocity"),
     "Effective Rank diff 2": ("ERA", "its acceleration"),
 }
-"""Metric of the paper -> its short and long display names. The paper's metrics are shown first."""
+"""Maps the paper's metrics, which are shown first, to their short and long display names."""
 
 OTHERS = {
     "num_tokens": "tokens",

@@ -1,4 +1,4 @@
-"""Names runs, finds the options in which runs differ, and groups runs that differ only in their seed."""
+"""Assigns names to runs, compares their options, and groups runs that differ only in the seed."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
 
 
 def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
-    """Return a name for each group: its first run's name without the seed."""
+    """Return a name for each group, which is the first run's name without the seed."""
     names = []
     for number in range(max(groups, default=-1) + 1):
         members = [run.name for run, group in zip(runs, groups, strict=True) if group == number]
@@ -32,9 +32,9 @@ def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
 
 
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
-    """Return a name for each run: the name of its experiment.
+    """Return a name for each run, based on its experiment's name.
 
-    If names are the same, the options in which the runs differ are added, or the folder's name if that is not enough.
+    Options in which the runs differ are added to names that occur more than once, or the folder's name if necessary.
     """
     experiments = [(run.option("trainer.experiment_name") or "").strip() for run in runs]
     ways = [
@@ -53,7 +53,7 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[list[str]]:
-    """Return each run's values of the options in which runs differ, such as ``["optim.lr=0.001", "rollout.n=8"]``."""
+    """Return the options of each run that differ between runs, such as ``["optim.lr=0.001", "rollout.n=8"]``."""
     rows = [(name, values) for name, differs, values, _ in option_rows(runs) if differs]
     rows = [row for row in rows if row[0] == "seed" or row[0] not in SEED_OPTIONS]
 
@@ -73,7 +73,7 @@ def _short(value: str) -> str:
 def option_rows(runs: Sequence[RunFolder]) -> list[tuple[str, int, list[str], int]]:
     """Return each option's name, whether it differs between runs, its values, and whether it was set by a command.
 
-    If an option does not differ, there is only one value. Options set by a command come first.
+    Options that do not differ have only one value. Options set by a command come first.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     given = {word.lstrip("+~").partition("=")[0] for run in runs for word in run.overrides}

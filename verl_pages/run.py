@@ -25,7 +25,7 @@ from verl_pages.samples import Limits, PromptSamples, pack_samples
 from verl_pages.timeline import timeline
 
 MAX_PAGE_BYTES = 24 << 20
-"""Maximum page size in bytes. To fit, samples are omitted. Curves and options are always kept."""
+"""Maximum page size in bytes. Samples that do not fit are omitted, while curves and options are always kept."""
 
 LIMITS = Limits(characters=12_000, responses=16)
 MAX_PROMPTS = 20_000
@@ -36,10 +36,10 @@ EVALUATED = "results.csv"
 """File whose presence marks a folder as an evaluation rather than a training run."""
 
 MAX_DIFFERENCES = 5
-"""Maximum number of differing options shown per run in the overview. The section Configuration lists all of them."""
+"""Maximum number of differing options per run in the overview. The section Configuration shows all of them."""
 
 LAST_STEPS = 10
-"""Number of final steps over which the overview averages, because single batches are noisy."""
+"""Number of final steps to average in the overview, because single batches are noisy."""
 
 SECTIONS = {
     "learning": "Learning",
@@ -56,14 +56,14 @@ SECTIONS = {
 
 
 def write_page(folders: Sequence[Path], out: Path) -> list[str]:
-    """Write the page of the runs in ``folders`` to ``out``, and return a line for each problem with the folders."""
+    """Write an HTML page about the runs in ``folders`` to ``out``, and return one line per problem with the folders."""
     text, troubles = make_page(folders)
     replace_text(out, text)
     return troubles
 
 
 def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple[str, list[str]]:
-    """Return the page's HTML, and a line for each problem with the folders."""
+    """Return the page's HTML, and one line per problem with the folders."""
     runs = read_runs(folders)
     text = build_page(runs, max_bytes)
     return text, [f"{run.path}/{line}" for run in runs for line in run.troubles]
@@ -91,7 +91,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return ``folder`` if it is a run folder; otherwise, return all run folders up to three levels below it.
+    """Return ``folder`` if it is a run folder, or else all run folders up to three levels below it.
 
     Raises:
         ConfigError: No run folder is found.
@@ -106,9 +106,9 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> str:
-    """Return the page's HTML. All text that was read from the folders is encoded as ASCII.
+    """Return the page's HTML, with all text from the run folders encoded as ASCII.
 
-    If a run is unfinished, the page reloads itself in the browser.
+    The page reloads itself in the browser while a run is unfinished.
     """
     samples = gather_samples(runs)
     for run, rows in zip(runs, samples.shaping, strict=True):
@@ -151,7 +151,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
 
 
 def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the index of the samples and their chunks. Chunks are numbered from ``first``."""
+    """Return the index of the samples, and their chunks, which are numbered from ``first``."""
     figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
     packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {
@@ -175,7 +175,7 @@ def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str,
 
 
 def _limits(samples: GatheredSamples, shown: int) -> str:
-    """Return sentences that tell the reader which samples the page omits."""
+    """Return a note to the reader about samples that the page omits."""
     parts = []
     if shown < len(samples.prompts) or samples.fraction < 1:
         share = samples.fraction * shown / max(1, len(samples.prompts))
@@ -191,7 +191,7 @@ def _limits(samples: GatheredSamples, shown: int) -> str:
 
 
 def _by_use(prompts: Sequence[PromptSamples]) -> list[PromptSamples]:
-    """Sort prompts by descending number of steps with samples, alternating between validation and training prompts."""
+    """Sort prompts by descending number of steps with samples, and alternate validation and training prompts."""
 
     def use(prompt: PromptSamples) -> tuple[int, int]:
         return -len(prompt.cells), zlib.crc32(f"{prompt.split} {prompt.uid}".encode())
@@ -268,7 +268,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
 
 
 def _shaping(run: RunFolder) -> str:
-    """Return a phrase that states where a run applies rank shaping, or an empty string if the options are unknown."""
+    """Describe what a run's rank shaping applies to. Return an empty string if the options are unknown."""
     places = {"reward_manager.add_reward": "of rewards", "reward_manager.add_adv": "of advantages"}
     if not places.keys() <= run.options.keys():
         return ""

@@ -1,6 +1,6 @@
 """Reads run folders defensively, since they may be untrusted, damaged, or still being written.
 
-Content that cannot be read is skipped and reported by a line in ``troubles``.
+Unreadable content is skipped and reported in ``RunFolder.troubles``.
 """
 
 import json
@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError
 from verl.config.run_file import RUN_CONFIG, read_run_config
 
 METRICS, START, SUMMARY = "metrics.jsonl", "start.json", "summary.json"
-"""Files of a run: a JSON object per step; how, when and where the run was last started; and the final results."""
+"""Files of a run with one JSON object per step, information about the last start, and the final results."""
 
 SAMPLES = "samples"
 """Folder with a Parquet file of samples for each saved training step or validation."""
@@ -26,7 +26,7 @@ SAMPLES = "samples"
 MAX_OBJECT_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
 MAX_LINE_BYTES = 4 << 20
-"""Maximum size in bytes of a line of the metrics file, which is the record of a step."""
+"""Maximum size in bytes of a line of the metrics file. Each line records one step."""
 
 MAX_NAMES = 4000
 """Maximum number of distinct metrics."""
@@ -36,13 +36,13 @@ MAX_DEPTH = 16
 """Maximum nesting depth of options."""
 
 MAX_VALUE = 400
-"""Maximum number of characters of an option's value to show."""
+"""Maximum number of characters shown of an option's value."""
 
 MAX_STEP = 10**9
 
 
 class SampleFile(NamedTuple):
-    """A file of samples. Files are sorted by step and, within a step, training before validation."""
+    """File of samples. The sort order is by step and then by split, training before validation."""
 
     step: int
     split: str
@@ -71,11 +71,11 @@ class RunFolder:
     """Name of the run, which is unique on a page."""
     metrics: dict[str, Series] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
-    """Dotted name of an option, such as ``actor.optim.lr`` -> value as JSON."""
+    """Maps dotted names of options, such as ``actor.optim.lr``, to their values as JSON."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """Content of ``summary.json``, or empty if the run is incomplete."""
+    """Contents of ``summary.json``, or an empty dict if the run is incomplete."""
     start: dict[str, Any] = field(default_factory=dict)
-    """Content of ``start.json``, or empty for runs of older versions."""
+    """Contents of ``start.json``, or an empty dict for runs of older versions."""
     samples: list[SampleFile] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
@@ -138,7 +138,7 @@ def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the value as JSON of every option in ``tree``."""
+    """Yield the dotted name of every option in ``tree``, and its value as JSON."""
     for key, value in tree.items():
         name = f"{prefix}{key}"[:MAX_VALUE]
         if isinstance(value, Mapping) and value and depth < MAX_DEPTH:
@@ -148,7 +148,7 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator
 
 
 def _short_json(value: Any) -> str:
-    """Encode ``value`` as JSON, cut to ``MAX_VALUE`` characters."""
+    """Encode ``value`` as JSON, truncated to ``MAX_VALUE`` characters."""
     parts: list[str] = []
     size = 0
     try:
@@ -185,7 +185,7 @@ def _read_object(path: Path, troubles: list[str]) -> dict[str, Any]:
 
 
 def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
-    """Return all metrics by name. If a step was recorded more than once, the last record is used."""
+    """Return all metrics by name, using the last record of each step if there are several."""
     records: dict[int, dict[str, float]] = {}
     damaged: list[int] = []
     if not path.is_file():
@@ -211,7 +211,7 @@ def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yield the lines of a file. Lines that are too long are replaced by None."""
+    """Yield the lines of a file, with None in place of lines that are too long."""
     left = MAX_METRICS_BYTES
     is_rest = False  # inside a line that is too long
     while left > 0 and (line := file.readline(MAX_LINE_BYTES)):

@@ -1,4 +1,4 @@
-"""Reads a page's samples: responses to a subset of the prompts, and rank shaping statistics of all responses."""
+"""Reads the samples for a page: responses to a subset of prompts, and rank shaping statistics of all responses."""
 
 import json
 import zlib
@@ -16,10 +16,10 @@ from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
-"""Maximum size in memory of a page's samples. Beyond this size, the same prompts are omitted at all steps."""
+"""Maximum size in memory of a page's samples. If it is exceeded, the same prompts are omitted at all steps."""
 
 MAX_FILES = 500
-"""Maximum number of files to read per run and split, spread evenly over the steps."""
+"""Maximum number of files to read per run and split. The files are evenly spaced over the steps."""
 
 MAX_FILE_BYTES = 8 << 30
 """Maximum size in memory of a file to read."""
@@ -34,7 +34,7 @@ METRIC_PREFIX = "metric/"
 """Prefix of rank metric columns."""
 
 PREFIX = "prefix/"
-"""Prefix of columns with lists of a rank metric, one value per measured prefix of the response."""
+"""Prefix of list columns with the values of a rank metric for each measured prefix of a response."""
 
 FIGURES = (
     "score",
@@ -68,7 +68,7 @@ COLUMN_TYPES = {
 NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
-"""Upper bounds of the classes of relative advantage changes due to rank shaping. The last class has no upper bound."""
+"""Upper bounds of classes of relative changes in advantage due to rank shaping. The last class is unbounded."""
 
 CHANGE_NAMES = ("unchanged", "up to 5%", "up to 20%", "up to 50%", "above 50%")
 
@@ -83,11 +83,11 @@ class GatheredSamples:
     prefixes: list[str] = field(default_factory=list)
     """Names of the rank metrics that were measured on prefixes of at least one response."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
-    """For each run, one row per step: the step and the shares of responses in each class (see ``CHANGES``)."""
+    """For each run, one row per step, with the step and the share of responses in each class (see ``CHANGES``)."""
     values: list[list[tuple[int, Values]]] = field(default_factory=list)
-    """For each run, one pair per step: the step and the rewards, lengths and advantages of its responses."""
+    """For each run, pairs of a step and the rewards, lengths and advantages of its responses."""
     fraction: float = 1.0
-    """Fraction of the prompts that were read."""
+    """Fraction of the prompts whose responses were read."""
     num_files: int = 0
     num_read: int = 0
 
@@ -172,9 +172,9 @@ def _raw_bytes(path: Path) -> int:
 
 
 def shown_truth(text: str) -> str:
-    """Format a ground truth stored as JSON. Strings have no quotation marks and escapes, and null is an empty string.
+    """Format a ground truth stored as JSON. Strings are unquoted, and null becomes an empty string.
 
-    If it is a mapping with the key ``answer``, such as a generated problem, only the answer is shown.
+    Only the answer is shown of mappings with the key ``answer``, such as generated problems.
     """
     try:
         truth = json.loads(text)
@@ -185,7 +185,7 @@ def shown_truth(text: str) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """Open a sample file, and check its size and columns (``NEEDED``)."""
+    """Open a sample file, and check its size and that it has the columns ``NEEDED``."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
@@ -219,7 +219,7 @@ def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
 
 
 def _row(values: Row) -> Row:
-    """Convert a row of a file to a response on the page, and drop lists of the wrong length."""
+    """Convert a row of a sample file to a response on the page, and drop lists of the wrong length."""
     tokens, ends = values.get("tokens"), values.get("prefix_rows") or []
     if not tokens or None in tokens:
         tokens, ends = None, []
@@ -245,7 +245,7 @@ def _row(values: Row) -> Row:
 
 
 def spoken(said: Any) -> str:
-    """Format a conversation, or its JSON, as text with frames around the environment's parts; "" if malformed."""
+    """Format a conversation, or its JSON, as text with frames around the environment's parts, or "" if malformed."""
     try:
         parts = json.loads(said) if isinstance(said, str) else said
         return "".join(
@@ -256,7 +256,7 @@ def spoken(said: Any) -> str:
 
 
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
-    """Return the share of responses in each class of relative advantage change due to rank shaping (see ``CHANGES``).
+    """Return the share of responses in each class of relative change in advantage (see ``CHANGES``).
 
     Return None if the file has no finite nonzero advantages.
     """

@@ -1,4 +1,4 @@
-"""Packs prompts and responses into the compressed chunks of a page. To fit, responses are shortened or omitted."""
+"""Packs prompts and responses into a page's compressed chunks, shortening or omitting responses to fit."""
 
 import re
 from bisect import bisect_left
@@ -26,9 +26,9 @@ ENTRY_BYTES = 600
 """Estimated size in bytes of a prompt's entry in the list, without its verdicts."""
 
 Row = dict[str, Any]
-"""A response: the strings ``response``, ``reason``, ``answer`` and ``extra``, the one-character ``verdict`` ("c" for
-correct), ``truncated``, metrics by name and, if available, ``tokens``, ``token_logprobs``, ``token_entropies``,
-``prefix_rows`` and ``prefixes``."""
+"""Response as a mapping. It contains the strings ``response``, ``reason``, ``answer`` and ``extra``, the one-character
+``verdict`` ("c" for correct), ``truncated``, and metrics. The keys ``tokens``, ``token_logprobs``, ``token_entropies``,
+``prefix_rows`` and ``prefixes`` are optional."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class PromptSamples:
     source: str
     ground_truth: str
     cells: dict[tuple[int, int], list[Row]] = field(default_factory=dict)
-    """(run, step) -> responses in order."""
+    """Maps (run, step) to the responses in order."""
 
     def texts(self) -> Iterator[str]:
         """Yield the texts of the prompt and of all responses."""
@@ -55,7 +55,7 @@ class Limits:
     """Limits on the responses shown on a page."""
 
     characters: int
-    """Maximum number of characters per response. Longer responses are cut in the middle."""
+    """Maximum number of characters per response. The middle of longer responses is omitted."""
     responses: int | None
     """Maximum number of responses per prompt and step, or None for no limit."""
 
@@ -67,7 +67,7 @@ class PackedSamples:
     chunks: list[str]
     """Compressed JSON. The first chunk lists the prompts, and all other chunks contain prompts with their responses."""
     count: int
-    """Number of prompts that fit, counted from the first."""
+    """Number of leading prompts that fit."""
     limits: Limits
 
 
@@ -103,7 +103,7 @@ def pack_all(
     first: int,
     room: int,
 ) -> PackedSamples:
-    """Pack all ``prompts`` with the loosest of ``limits`` that makes them fit, or with the tightest if none does."""
+    """Pack all ``prompts`` with the loosest of ``limits`` for which they fit, or with the tightest if none suffices."""
 
     def fits(choice: Limits) -> bool:
         return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)
@@ -138,7 +138,7 @@ def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
 
 
 def listed(prompt: str) -> str:
-    """Return a prompt's text in the list: the last user message, because system prompts are usually the same."""
+    """Return the last user message of a prompt for the list, because system prompts are usually the same."""
     return USER_TURN.split(prompt)[-1][:MAX_LISTED]
 
 
@@ -152,7 +152,7 @@ def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[st
 
 
 def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
-    """Return the indices of up to ``number`` responses to show: first one per verdict, then others in order."""
+    """Return the indices of up to ``number`` responses to show, starting with one response per verdict."""
     first_of_verdict: dict[str, int] = {}
     for i, row in enumerate(rows):
         first_of_verdict.setdefault(row["verdict"], i)
@@ -211,5 +211,5 @@ def _within(tokens: Sequence[str], limit: int) -> int:
 
 
 def _rounded(value: Any) -> float | None:
-    """Round a number to five significant digits. Return None for other values."""
+    """Round a number to five significant digits, or return None for other types."""
     return float(f"{value:.5g}") if isinstance(value, int | float) else None

@@ -16,11 +16,11 @@ Span = tuple[float, float]
 def timeline(run: RunFolder) -> dict[str, Any]:
     """Return the timeline of a run's last steps, or an empty dict if the run samples no responses.
 
-    Each entry of ``steps`` contains the step, its duration in seconds, and the spans in which engines and trainer were
-    busy. ``busy`` contains the shares of the total time in which engines and trainer were busy.
+    Each entry of ``steps`` contains the step number, its duration in seconds, and the spans in which engines and
+    trainer were busy. ``busy`` contains the fractions of the total time in which each of them was busy.
 
     Only durations are logged, so start times are inferred from the order of phases in a step: sampling, learning,
-    validation. Separate engines start to sample for the next step at the beginning of the current step.
+    validation. Separate engines start sampling for the next step when the current step begins.
     """
     seconds = {
         name.removeprefix("timing_s/"): dict(
@@ -41,7 +41,7 @@ def timeline(run: RunFolder) -> dict[str, Any]:
 
 
 def _row(step: int, seconds: dict[str, float]) -> list[Any]:
-    """Return the timeline entry of a step, given its ``seconds`` by phase. The key ``step`` is the whole step."""
+    """Return the timeline entry of a step. ``seconds`` has the duration of each phase and of the whole ``step``."""
     whole, sampling, validation = seconds["step"], seconds["gen"], seconds.get("testing", 0.0)
     # Phases that ran in parallel do not add to the step's duration.
     beside = sum(seconds.values()) - 2 * whole - seconds.get("engine_wait", 0.0)
@@ -54,5 +54,5 @@ def _row(step: int, seconds: dict[str, float]) -> list[Any]:
 
 
 def _long(spans: list[Span]) -> list[Span]:
-    """Drop spans of negligible length and round all others."""
+    """Round the spans, and drop those of negligible length."""
     return [(round(start, 4), round(stop, 4)) for start, stop in spans if stop - start > 1e-4]

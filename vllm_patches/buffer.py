@@ -1,8 +1,8 @@
-"""Buffer of hidden-state rows, stored in the order of computation and looked up by owner and position.
+"""Buffer of hidden states, stored as rows in the order of computation and looked up by owner and position.
 
-Each step appends its rows as one contiguous slice. Appending a slice is cheap on a device. Alternatives such as a clone
-per step or a scatter to per-request locations cost a third of the decoding speed. Row owners are recorded on the host.
-Rows are stored in segments of fixed size, and a segment is freed when its last row is released.
+Each step appends its rows as one contiguous slice, which is cheap on a device. Alternatives, such as a clone per step
+or a scatter to per-request locations, slow down decoding by a third. The owners of rows are recorded on the host. Rows
+are stored in segments of fixed size, and a segment is freed when its last row is released.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 SEGMENT_BYTES = 32 << 20
-"""Maximum size of one segment. Small segments are freed sooner, and large ones are allocated less often."""
+"""Maximum size of a segment in bytes. Small segments are freed sooner, while large ones are allocated less often."""
 
 NOBODY = -1
-"""Owner of rows that are not needed."""
+"""Owner id of rows that are not needed."""
 
 
 class RowBuffer:
@@ -92,7 +92,7 @@ class RowBuffer:
         self._segments = kept
 
     def clear(self) -> None:
-        """Discard all rows and reset the memory peaks."""
+        """Discard all rows and reset the peak memory statistics."""
         self._segments = []
         self.peak_device_bytes = self.peak_host_bytes = 0
 
@@ -133,7 +133,7 @@ class RowBuffer:
 
 
 class _Segment:
-    """Storage for a fixed number of rows, filled from the front."""
+    """Storage for a fixed number of rows, filled in order."""
 
     def __init__(self, size: int, row_shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.owners = np.full(size, NOBODY, dtype=np.int64)
@@ -164,7 +164,7 @@ class _Segment:
         self._used = stop
 
     def rows_of(self, owner: int) -> np.ndarray:
-        """Return the indices of an owner's unreleased rows, in write order."""
+        """Return the indices of an owner's unreleased rows in the order in which they were written."""
         if self.room:
             return np.flatnonzero(self.owners[: self._used] == owner)
         # A full segment does not change, so it is sorted once for all owners. The result still includes released rows.

@@ -1,8 +1,8 @@
 """Assigns hidden states to requests and tokens, regardless of how the scheduler batches or recomputes them.
 
-A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
+A state is identified by its request and its position in the sequence. After a prompt of P tokens, response token j is
 sampled from the state at position P - 1 + j. A state may be recomputed after a preemption, or because another request
-continues the response (:mod:`vllm_patches.resume`). The new state has the same position and replaces the old one.
+continues the response (:mod:`vllm_patches.resume`). A recomputed state replaces the old state at the same position.
 """
 
 import itertools
@@ -19,11 +19,11 @@ from vllm_patches.options import CaptureOptions
 STATES = "states"
 PROMPT = "prompt"
 REDUCED = "reduced."
-"""Keys of a result: the states of the response, the states of the prompt, and the prefix of the reducer's columns."""
+"""Keys of a result for the states of response and prompt, and the prefix of keys for the reducer's columns."""
 
 GATHERED_BYTES = 256 << 20
-"""Maximum bytes of states to copy out of the buffer at a time, on the device, to reduce or return them. The states of a
-single response may exceed it."""
+"""Maximum size in bytes of the states that are copied out of the buffer at a time, on the device, to reduce or return
+them. The states of a single response may exceed this limit."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Step:
     request_ids: list[str]
     """Internal vLLM ids of the R requests."""
     computed: np.ndarray
-    """Number of tokens computed before this step, i.e. the position of a request's first token in this step, [R]."""
+    """Number of tokens computed before this step, i.e. the position of each request's first token in it, [R]."""
     scheduled: np.ndarray
     """Number of tokens of each request in this step, [R]."""
     sampled: np.ndarray
@@ -49,19 +49,19 @@ class _Request:
     """Request that the engine has started."""
 
     owner: int
-    """Number by which the buffer identifies the request."""
+    """Identifier of the request in the buffer."""
     prompt_length: int
     """Length of the prompt, excluding response tokens sampled by earlier requests."""
     read: range
-    """Positions of initial tokens whose states are kept, in addition to the states that tokens are sampled from."""
+    """Positions of input tokens whose states are kept, in addition to the states from which tokens are sampled."""
     finished: bool = False
     """Whether the engine has finished the request."""
     released: bool = False
-    """Whether the request's states were taken or dropped."""
+    """Whether the request's states have been taken or dropped."""
 
 
 def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
-    """Return the device memory in bytes to reserve for the states of responses of up to ``num_tokens`` tokens.
+    """Return how many bytes of device memory to reserve for the states of responses of up to ``num_tokens`` tokens.
 
     The memory includes the buffer, the states copied out of it (twice, while gathering), and the reducer's workspace.
     """
@@ -71,7 +71,7 @@ def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsiz
 
 
 class HiddenStateCapture:
-    """Hidden states of one worker's requests, from a request's first step until its states are taken or dropped."""
+    """Storage for the hidden states of one worker's requests until the states are taken or dropped."""
 
     def __init__(self, options: CaptureOptions, buffer: RowBuffer) -> None:
         self.options = options
@@ -105,7 +105,7 @@ class HiddenStateCapture:
             self._forget(request_id, request)
 
     def record(self, step: Step) -> None:
-        """Store the states of one step that :meth:`take` may return later."""
+        """Store the states of a step that are needed by :meth:`take`."""
         owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
@@ -149,7 +149,7 @@ class HiddenStateCapture:
         return results
 
     def drop(self, request_id: str) -> None:
-        """Discard the states of a request, including states that the engine computes later."""
+        """Discard a request's states, including any that the engine computes later."""
         request = self._held(request_id)
         if request is not None:
             request.released = True
@@ -168,7 +168,7 @@ class HiddenStateCapture:
         self.buffer.clear()
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """Return the number of leading requests whose states fit into ``GATHERED_BYTES`` together, at least 1."""
+        """Return how many of the first requests fit into ``GATHERED_BYTES`` together, which is at least 1."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -191,7 +191,7 @@ class HiddenStateCapture:
         return results
 
     def _held(self, request_id: str) -> _Request | None:
-        """Return the request, or None if it has not started or its states were released."""
+        """Return the request, or None if it has not started or its states have been released."""
         request = self._requests.get(request_id)
         return None if request is None or request.released else request
 
@@ -200,7 +200,7 @@ class HiddenStateCapture:
             del self._requests[request_id]
 
     def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the owner number of each request in a step and the bounds of its ``read``, all int64 [R].
+        """Return the ``owner`` of each request in a step and the bounds of its range ``read``, all int64 [R].
 
         The result is cached because most steps have the same requests as the previous step.
         """
@@ -213,7 +213,7 @@ class HiddenStateCapture:
     def _record_all(
         self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
     ) -> None:
-        """Store the rows of initial tokens and sampling positions that are kept, in one slice."""
+        """Store the required states of input tokens and of sampling positions in one slice."""
         # 1. Compute owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)
@@ -242,7 +242,7 @@ class HiddenStateCapture:
         return states
 
     def _reduced(self, responses: list[Tensor]) -> list[dict[str, Tensor]]:
-        """Return the states of each response or, with a reducer, the response's rows of its columns."""
+        """Return the states of each response, or the reducer's columns for the response if there is a reducer."""
         if self._reducer is None:
             return [{STATES: states} for states in self._returned(responses)]
         results: list[dict[str, Tensor]] = [{} for _ in responses]

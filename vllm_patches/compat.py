@@ -14,11 +14,11 @@ from vllm_patches.options import KEY
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
 STREAMS = "sampling_streams"
-"""Key in vLLM's ``additional_config``. If true, the engine draws tokens from the random streams that requests name."""
+"""Key in vLLM's ``additional_config``. If true, the engine samples from the random streams that requests specify."""
 
 
 def is_supported(version: str) -> bool:
-    """Return whether the plugin supports this version of vLLM, ignoring local and pre-release suffixes."""
+    """Return whether the plugin supports a version of vLLM, ignoring local and pre-release suffixes."""
     try:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:
@@ -41,7 +41,7 @@ def require(owner: object, *names: str) -> None:
 
 
 def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
-    """Replace a method of a vLLM class by one that calls ``replacement(original method, self, ...)``."""
+    """Replace a method of a vLLM class with one that calls ``replacement(original method, self, ...)``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -52,7 +52,7 @@ def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
 
 
 def refuse(reason: str) -> None:
-    """Make engines that enable the plugin fail at startup with ``reason``. All other engines are unaffected."""
+    """Make engines that enable the plugin fail at startup with the message ``reason``. Other engines are unaffected."""
     try:
         # Import lazily, because an unsupported vLLM may not have these classes.
         from vllm.v1.engine.async_llm import AsyncLLM

@@ -1,8 +1,8 @@
-"""Attaches hidden states to the finished outputs of an engine, in the user's process.
+"""Attaches hidden states to an engine's finished outputs in the user's process.
 
-Every request has a :class:`StateHandle`, which is passed to its final output, whether the request ends at a limit, at a
-stop string or by an abort. Before that output reaches the user, the states are collected through vLLM's own
-``collective_rpc``. The states of an abandoned request are released when its handle is garbage-collected.
+Every request has a :class:`StateHandle`, which is passed to its final output regardless of whether the request ends at
+a limit, at a stop string or by an abort. Before the user receives the final output, the states are collected through
+vLLM's ``collective_rpc``. The states of an abandoned request are released when its handle is garbage-collected.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from vllm_patches.resume import num_read, num_resumed, restore_response
 from vllm_patches.sampler import check_streams, child_params
 
 COLLECTED_AT_ONCE = 64
-"""Number of responses whose states are collected together while outputs are deferred, so that reducers get batches."""
+"""Number of responses whose states are collected together while outputs are deferred. Reducers receive such batches."""
 
 
 class StateHandle:
@@ -75,9 +75,9 @@ class StateCollector:
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Defer outputs inside the block to collect their states in batches, and attach all of them at its end.
+        """Defer outputs inside the block to collect their states in batches, and attach all states at the end.
 
-        The batches depend only on the steps in which responses finish, never on timing.
+        The composition of batches depends only on the steps in which responses finish, not on timing.
         """
         self._deferring = True
         try:
@@ -89,7 +89,7 @@ class StateCollector:
             self._waiting, self._uncollected = [], []
 
     def attach(self, outputs: list[RequestOutput]) -> None:
-        """Attach states to the finished ``outputs``, either now or, while deferring, at the end of the block."""
+        """Attach states to the finished ``outputs``, either immediately or at the end of a :meth:`deferring` block."""
         finished = [output for output in outputs if _handles([output])]
         if not self._deferring:
             self._collect(_handles(finished))
@@ -115,7 +115,7 @@ class StateCollector:
             self._take([])
 
     async def release_abandoned_async(self) -> None:
-        """Like :meth:`release_abandoned`, but for an ``AsyncLLM``."""
+        """Release the states of abandoned requests of an ``AsyncLLM``."""
         if self._abandoned and self._engine() is not None:
             await self._take([])
 
@@ -125,7 +125,7 @@ class StateCollector:
             self._receive(some, self._take(some))
 
     def _take(self, handles: list[StateHandle]) -> Any:
-        """Call ``take_hidden_states`` on all workers and return their replies (for an ``AsyncLLM``, an awaitable)."""
+        """Call ``take_hidden_states`` on all workers and return their replies, as an awaitable for an ``AsyncLLM``."""
         engine = self._engine()
         assert engine is not None, "outputs come from an engine"
         abandoned = self._abandoned[:]
@@ -136,7 +136,7 @@ class StateCollector:
         return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
 
     def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
-        """Store the states in their handles. Workers that keep no states reply with None.
+        """Store the states in their handles. Workers that do not keep states reply with None.
 
         If ``ranks`` is ``first``, all workers of an engine may reply with None.
         """
@@ -177,7 +177,7 @@ def _attach_states(outputs: Iterable[Any]) -> None:
 
 
 def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
-    """Merge the prompt states of several samples. A sample lacks the rows that were in the prefix cache."""
+    """Merge the prompt states of several samples, each of which lacks rows that were in the prefix cache."""
     if not prompts:
         return None
     merged, *others = prompts
@@ -187,16 +187,15 @@ def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
 
 
 def _worker_is_in_process(engine: Any) -> bool:
-    """Return whether engine core and worker are in this process, in which case tensors are passed without a copy."""
+    """Return whether engine core and worker run in this process, so that tensors can be passed without a copy."""
     client = engine.engine_core
     return isinstance(client, InprocClient) and isinstance(client.engine_core.model_executor, UniProcExecutor)
 
 
 def check_engine(config: Any) -> CaptureOptions | None:
-    """Return the options of an engine that is about to start, or None if it captures no hidden states.
+    """Return the options of an engine that is about to start, or None if it does not capture hidden states.
 
-    Raises:
-        ValueError: If an option is invalid or hidden states cannot be captured in this configuration.
+    Raises ``ValueError`` if an option is invalid or hidden states cannot be captured in this configuration.
     """
     options = CaptureOptions.parse(config.additional_config)
     if options is None:
@@ -224,8 +223,7 @@ def check_engine(config: Any) -> CaptureOptions | None:
 def check() -> None:
     """Check that this version of vLLM has all methods that :func:`install` patches.
 
-    Raises:
-        RuntimeError: If a class or method is missing. The message names it.
+    Raises ``RuntimeError`` if a class or method is missing. The message names it.
     """
     for owner, name, _ in PATCHES:
         require(owner, name)
@@ -252,7 +250,7 @@ def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -
 
 
 def _add_request(original: Callable[..., None], self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Attach a handle to every new request. This relies on ``request_states`` being keyed by internal request ids."""
+    """Attach a handle to every new request. This assumes that ``request_states`` is keyed by internal request ids."""
     collector = getattr(self, "state_collector", None)
     if collector is not None and getattr(request, "resumable", False):
         raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
@@ -267,7 +265,7 @@ def _add_request(original: Callable[..., None], self: Any, request: Any, *args: 
 def _new_completion_output(
     original: Callable[..., Any], self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Pass the handle to a request's final output. This relies on the detokenizer counting the tokens so far."""
+    """Pass the handle to a request's final output. This assumes that the detokenizer counts the tokens so far."""
     output = original(self, token_ids, finish_reason, *args, **kwargs)
     handle = getattr(self, "hidden_states_handle", None)
     if handle is not None and finish_reason is not None:
@@ -277,7 +275,7 @@ def _new_completion_output(
 
 
 def _add_output(original: Callable[..., None], self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
-    """Keep the last handle when vLLM merges outputs that accumulate because the reader is slow."""
+    """Keep the last handle when vLLM merges outputs that have accumulated because of a slow reader."""
     original(self, next_output, *args, **kwargs)
     handles = {completion.index: _handle(completion) for completion in next_output.outputs}
     for completion in self.outputs:
@@ -296,7 +294,7 @@ def _step(original: Callable[..., list[Any]], self: Any) -> list[Any]:
 def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Release the states of aborted requests.
 
-    If some of a request's samples finished before the abort, vLLM keeps their parent request and thus their outputs.
+    vLLM would otherwise keep parent requests, and thus outputs, of samples that finished before the abort.
     """
     original(self, *args, **kwargs)
     collector = getattr(self, "state_collector", None)
@@ -309,7 +307,7 @@ def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwarg
 
 
 def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Defer outputs during ``_run_engine``, which must step the engine until all of its requests are finished."""
+    """Defer outputs in ``_run_engine``, which is assumed to step the engine until all requests are finished."""
     collector = getattr(self.llm_engine, "state_collector", None)
     if collector is None:
         return original(self, *args, **kwargs)

@@ -19,8 +19,8 @@ RANKS = ("all", "first")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Reducer = Callable[[list[Tensor]], Any]
-"""Function that receives the states ``[num_tokens, num_layers, hidden]`` of each of several finished responses and
-returns columns by name: tensors with one entry per response or per token."""
+"""Function that receives a list with the states ``[num_tokens, num_layers, hidden]`` of finished responses and returns
+a dictionary of columns, i.e. tensors with one entry per response or per token."""
 
 
 @dataclass(frozen=True)
@@ -37,25 +37,24 @@ class CaptureOptions:
     device: str = "cpu"
     """Device of the results: ``cpu``, or ``device`` for the engine's device if the engine is in this process."""
     max_bytes: int = 1 << 30
-    """Maximum size of each worker's device buffer in bytes. When it is full, the oldest rows move to host memory."""
+    """Maximum size of each worker's device buffer in bytes. A full buffer moves its oldest rows to host memory."""
     ranks: str = "all"
-    """Ranks of a tensor-parallel group that return states if an external launcher started each rank as a separate
-    engine: ``all``, or only the ``first``. Without an external launcher, the first rank returns the states."""
+    """Tensor-parallel ranks that return states, ``all`` or only the ``first``, if an external launcher started each
+    rank as a separate engine. Without an external launcher, the first rank returns the states."""
     reducer: str | None = None
     """Import path ``module:function`` of a :data:`Reducer` that runs on the device. The result replaces the states."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reducer. The values are JSON values."""
     workspace: str | None = None
-    """Import path ``module:function`` of a function that returns how many bytes of device memory the reducer needs
-    besides the states. Its arguments are the maximum response length in tokens, the number of layers, the hidden size,
+    """Import path ``module:function`` of a function that returns how many bytes of device memory the reducer needs in
+    addition to the states. It receives the maximum response length in tokens, the number of layers, the hidden size,
     and ``reducer_options`` as keyword arguments. The memory is reserved when vLLM sizes the KV cache."""
 
     @classmethod
     def parse(cls, additional_config: Any) -> "CaptureOptions | None":
         """Parse the options in vLLM's ``additional_config``, or return None if it does not enable hidden states.
 
-        Raises:
-            ValueError: If an option or a value is invalid. The message states what is valid.
+        Raises ``ValueError`` with a description of valid values if an option or a value is invalid.
         """
         if not isinstance(additional_config, Mapping) or additional_config.get(KEY) is None:
             return None
@@ -99,8 +98,7 @@ class CaptureOptions:
     def load_reducer(self) -> Reducer | None:
         """Import the reducer, or return None if there is none.
 
-        Raises:
-            ValueError: If the function does not exist or does not accept ``reducer_options``.
+        Raises ``ValueError`` if the function does not exist or does not accept ``reducer_options``.
         """
         if self.reducer is None:
             return None
@@ -110,8 +108,7 @@ class CaptureOptions:
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
         """Return the captured layers as nonnegative indices. ``num_layers - 1`` is the state after the final norm.
 
-        Raises:
-            ValueError: If the model has no such layer, or a layer is listed twice.
+        Raises ``ValueError`` if a layer does not exist in the model or is listed twice.
         """
         for layer in self.layers:
             if not -num_layers <= layer < num_layers:
@@ -132,12 +129,12 @@ class CaptureOptions:
 
     @property
     def keeps_prompts(self) -> bool:
-        """Return whether states of prompt tokens are kept."""
+        """Whether the states of prompt tokens are kept."""
         return self.phase in ("prefill", "both")
 
     @property
     def keeps_responses(self) -> bool:
-        """Return whether to keep the hidden states from which response tokens were sampled."""
+        """Whether the states from which response tokens were sampled are kept."""
         return self.phase in ("decode", "both")
 
 
@@ -148,7 +145,7 @@ def _layers(raw: Any) -> tuple[int, ...]:
 
 
 def _load(option: str, path: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Load ``module:function`` and bind its keyword arguments. Raise ``ValueError`` if it rejects them."""
+    """Load ``module:function`` and bind keyword arguments. Raise ``ValueError`` if the function rejects them."""
     try:
         module, _, name = path.partition(":")
         loaded: Any = importlib.import_module(module)

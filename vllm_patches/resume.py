@@ -1,8 +1,8 @@
 """Requests that continue the response of an earlier request, with the same or newer weights.
 
-The prompt of such a request consists of all tokens so far. ``SamplingParams.extra_args`` contains the number of tokens
-at its end that belong to the response. The engine recomputes these tokens, so all hidden states of the response come
-from the same weights, and treats them as response tokens, so stop strings, outputs and states cover the whole response.
+A resumed request's prompt consists of all tokens so far. ``SamplingParams.extra_args`` contains the number of tokens at
+its end that belong to the response. The engine recomputes these tokens, so all hidden states of the response come from
+the same weights. They count as response tokens, so stop strings, outputs and states cover the whole response.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def resume_args(num_tokens: int, num_read: int | None = None) -> dict[str, int]:
     """Return the ``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response.
 
     ``num_read`` is the number of tokens at the end of the prompt whose hidden states are wanted. The default is
-    ``num_tokens``. A larger ``num_read`` includes earlier turns of a conversation.
+    ``num_tokens``. Larger values include earlier turns of a conversation.
     """
     return {KEY: num_tokens, READ: num_tokens if num_read is None else num_read}
 
@@ -65,9 +65,9 @@ def num_read(params: SamplingParams | None) -> int:
 
 
 def restore_response(state: Any, request: Any, tokenizer: Any) -> None:
-    """Restore the partial response in the front end's ``state`` of a new request.
+    """Restore the partial response of a new request in its ``state`` in the front end.
 
-    This relies on the detokenizer storing the response's tokens, its text, and how far stop strings were searched.
+    This assumes that the detokenizer stores the response's tokens, its text, and how far stop strings were searched.
     """
     num = num_resumed(request.sampling_params)
     if not num:

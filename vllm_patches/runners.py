@@ -1,7 +1,7 @@
-"""Reads the step that a vLLM model runner has just computed into a common format for both model runners.
+"""Converts the step that a vLLM model runner has just computed to a common format for both model runners.
 
-Both runners keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``. All other
-information about a step is in the batch that the runner prepared for it.
+Both runners keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``. The batch
+that a runner prepares for a step contains all other information.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from vllm_patches.compat import require
 
 
 class LayerSelection:
-    """Selection of the captured layers from the tensors that a model returns.
+    """Selection of the captured layers among the tensors that a model returns.
 
     A model returns the state after the final norm. If EAGLE-3 layers are set on the model, it also returns a list of
     the inputs of these layers in ascending order. The input of layer k + 1 is the output of layer k.
@@ -27,7 +27,7 @@ class LayerSelection:
 
     @property
     def include_last(self) -> bool:
-        """Return whether the state after the final norm is captured."""
+        """Whether the state after the final norm is captured."""
         return None in self._places
 
     def pick(self, final: Tensor, auxiliary: list[Tensor]) -> list[Tensor]:
@@ -38,8 +38,7 @@ class LayerSelection:
 def check_runner(runner: Any, is_v2: bool) -> None:
     """Check that a runner has the attributes that :func:`read_step` and the capture need.
 
-    Raises:
-        RuntimeError: If attributes are missing. The message names them.
+    Raises ``RuntimeError`` with the names of any missing attributes.
     """
     require(runner, "execute_model", "execute_model_state", "use_aux_hidden_state_outputs", "profile_run")
     if not is_v2:
@@ -55,7 +54,7 @@ def read_step(runner: Any, layers: LayerSelection, is_v2: bool) -> Step:
 def _read_v1(runner: Any, layers: LayerSelection) -> Step:
     """Read the step of ``v1/worker/gpu_model_runner.py``, or of the CPU runner, which is derived from it.
 
-    This relies on ``input_batch`` and the buffers filled by ``_prepare_inputs`` not changing before the next step.
+    This assumes that ``input_batch`` and the buffers filled by ``_prepare_inputs`` do not change until the next step.
     """
     state, batch = runner.execute_model_state, runner.input_batch
     count = batch.num_reqs
@@ -74,8 +73,8 @@ def _read_v1(runner: Any, layers: LayerSelection) -> Step:
 def _read_v2(runner: Any, layers: LayerSelection) -> Step:
     """Read the step of ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
 
-    A sampled token is kept only if the step completes all known tokens (``prefill_len_np``): the prompt and, after a
-    preemption, the response so far.
+    A sampled token is kept only if the step completes the prefill (``prefill_len_np``), which includes the prompt and,
+    after a preemption, the response so far.
     """
     state = runner.execute_model_state
     batch = state.input_batch

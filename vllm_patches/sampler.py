@@ -1,12 +1,12 @@
-"""Sampling from random number streams, vectorized over all rows of a step.
+"""Samples from random number streams, vectorized over all rows of a step.
 
-With vLLM's own option for reproducible responses, ``SamplingParams.seed``, each request has a generator, and the
-sampler loops over the rows in Python. Here, a row's token is determined by one number, which is computed from the
-request's stream and the token's position in the sequence. Given equal logits, the result does not depend on batching,
-chunking, preemption or prefix caching.
+With vLLM's option for reproducible responses, ``SamplingParams.seed``, each request has a generator, and the sampler
+loops over the rows in Python. With streams, one random number determines a row's token. This number is computed from
+the request's stream and the token's position in the sequence. Given equal logits, the result does not depend on
+batching, chunking, preemption or prefix caching.
 
-The second model runner's sampling kernel already computes such numbers from seed and position. With this runner, the
-stream is used as the seed, and vLLM draws the tokens, which therefore differ from the first runner's.
+The sampling kernel of vLLM's second model runner already computes random numbers from seed and position. With this
+runner, the stream serves as the seed, and vLLM samples the tokens, which thus differ from the first runner's.
 """
 
 import copy
@@ -31,8 +31,7 @@ from vllm_patches.temperatures import TemperatureTables, table_of
 def asks_for_streams(additional_config: Any) -> bool:
     """Return whether an engine with this ``additional_config`` samples from streams.
 
-    Raises:
-        ValueError: If the option is neither true nor false.
+    Raises ``ValueError`` if the option is neither true nor false.
     """
     wanted = additional_config.get(STREAMS, False) if isinstance(additional_config, Mapping) else False
     if not isinstance(wanted, bool):
@@ -41,17 +40,16 @@ def asks_for_streams(additional_config: Any) -> bool:
 
 
 def check_streams(config: Any) -> None:
-    """Check that an engine that enables streams supports them.
+    """Check that an engine's configuration supports streams if it enables them.
 
-    Raises:
-        ValueError: If the engine uses speculative decoding, or the option is neither true nor false.
+    Raises ``ValueError`` if the engine uses speculative decoding, or the option is neither true nor false.
     """
     if asks_for_streams(config.additional_config) and config.speculative_config is not None:
         raise ValueError(f"additional_config['{STREAMS}']: speculative decoding draws in its own way; leave one out")
 
 
 def stream_of(params: SamplingParams | None) -> int | None:
-    """Return the stream named by a request, or None if the request has no stream."""
+    """Return the stream that a request specifies, or None if it does not specify one."""
     stream = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if stream is None else int(stream) % 2**64
 
@@ -72,10 +70,9 @@ def child_params(original: Callable[..., SamplingParams], self: Any, index: int)
 
 
 def attach_streams(runner: Any) -> None:
-    """Make a runner draw the tokens of each request from the request's stream, if it names one.
+    """Make a runner sample the tokens of each request from the request's stream, if it specifies one.
 
-    Raises:
-        RuntimeError: If this version of vLLM lacks an attribute that the plugin relies on.
+    Raises ``RuntimeError`` if this version of vLLM lacks an attribute that the plugin relies on.
     """
     if runner.vllm_config.use_v2_model_runner:
         _attach_v2(runner)
@@ -85,7 +82,7 @@ def attach_streams(runner: Any) -> None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Requests of a step in order, cached because most steps have the same requests as the previous step."""
+    """Requests of a step in order. They are cached because most steps have the same requests as the previous step."""
 
     request_ids: list[str]
     streams: np.ndarray | None
@@ -100,7 +97,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Step:
-    """Inputs that determine the tokens of one step."""
+    """Inputs that determine the sampled tokens of one step."""
 
     uniforms: Tensor
     """Uniform numbers in [0, 1), [B] float64 on the device."""
@@ -113,12 +110,12 @@ class _Step:
 class StreamSampler:
     """Sampler for the first model runner, ``v1/worker/gpu_model_runner.py``, and its subclasses.
 
-    This relies on ``_sample`` calling the sampler once, with one row per request of ``input_batch`` in order.
+    This assumes that ``_sample`` calls the sampler once, with one row per request of ``input_batch`` in order.
     ``input_batch`` must describe the step whose tokens are sampled.
     """
 
     def __init__(self, runner: Any) -> None:
-        """Wrap the runner's ``_sample``, and replace its sampler's steps that apply temperatures and draw tokens."""
+        """Wrap the runner's ``_sample``, and replace the sampler's methods that apply temperatures and draw tokens."""
         require(runner, "_sample", "sampler", "requests", "input_batch", "query_start_loc")
         require(runner.sampler, "topk_topp_sampler", "apply_temperature")
         require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
@@ -182,7 +179,7 @@ class StreamSampler:
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
     def apply_temperature(self, logits: Tensor, temp: Tensor, all_random: bool) -> Tensor:
-        """Replace ``Sampler.apply_temperature``. Divide ``logits`` [B, V] by ``temp`` [B] or by the tables' entries."""
+        """Replace ``Sampler.apply_temperature``. Divide ``logits`` [B, V] by ``temp`` [B] or table entries."""
         if self._step is not None and self._step.temperatures is not None:
             table = self._step.temperatures
             temp = torch.where(table.isnan(), temp, table)
@@ -221,7 +218,7 @@ class StreamSampler:
 
 
 def _attach_v2(runner: Any) -> None:
-    """Patch ``v1/worker/gpu/model_runner.py``, which draws tokens based on ``sampling_states.seeds`` and positions."""
+    """Patch ``v1/worker/gpu/model_runner.py``, which samples based on ``sampling_states.seeds`` and positions."""
     sampler = getattr(runner, "sampler", None)
     if sampler is None:
         return  # another rank of the pipeline samples

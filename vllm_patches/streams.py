@@ -1,7 +1,7 @@
-"""Counter-based random number streams for requests. Any number in a stream can be computed directly.
+"""Counter-based random number streams for requests, which provide random access to any position.
 
-A stream is identified by an integer. The number at a position depends only on the stream and the position, and not on
-the device, other computations or their order. This module requires only NumPy.
+A stream is identified by an integer. The number at a position depends only on the stream and the position, not on the
+device or other computations. This module requires only NumPy.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY = "stream"
-"""Key of a request's stream, an integer, in ``SamplingParams.extra_args``."""
+"""Key in ``SamplingParams.extra_args`` whose value is the request's stream, an integer."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -20,7 +20,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 def substream(stream: int, number: int) -> int:
     """Return the 64-bit id of substream ``number`` of ``stream``, e.g. for one of the responses to a prompt.
 
-    For a given ``stream``, numbers that differ modulo 2^64 have different ids.
+    Within a ``stream``, substreams have different ids if their numbers differ modulo 2^64.
     """
     names = _derive(np.array([stream & _MASK], dtype=np.uint64), np.array([number & _MASK], dtype=np.uint64))
     return int(names[0])

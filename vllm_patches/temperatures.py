@@ -1,8 +1,8 @@
 """Temperatures that depend on the position in the response, vectorized over all rows of a step.
 
-A request provides a table of temperatures in ``SamplingParams.extra_args``: entry t applies to token t of its response,
-and the last entry to all later tokens. The index is derived from the position in the sequence, so that chunking,
-preemption and batching do not affect it.
+A request provides a table of temperatures in ``SamplingParams.extra_args``. Entry t applies to token t of the response,
+and the last entry to all later tokens. The table index is derived from the position in the sequence, so it is not
+affected by chunking, preemption or batching.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY = "temperatures"
-"""Key of a request's table in ``SamplingParams.extra_args``. The table is a float32 array [T] of numbers above 0."""
+"""Key in ``SamplingParams.extra_args`` for a request's table, a float32 array [T] of positive temperatures."""
 
 
 def table_of(params: Any) -> NDArray[np.float32] | None:
-    """Return a request's table, or None if the request has a single temperature."""
+    """Return a request's temperature table, or None if the request has a single temperature."""
     table = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if table is None else np.asarray(table, dtype=np.float32)
 
 
 class TemperatureTables:
-    """Tables of the running requests, stacked in one array. Each table is copied only once, when its request is new."""
+    """Temperature tables of the running requests, stacked in one array. Only the tables of new requests are copied."""
 
     def __init__(self) -> None:
         self._entries = np.ones((0, 1), dtype=np.float32)
@@ -44,12 +44,12 @@ class TemperatureTables:
         return np.array([self._slots.get(name, -1) for name in request_ids], dtype=np.int64)
 
     def at(self, slots: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each row's temperature, [B], at token ``places`` [B] of its response, or NaN for slot -1."""
+        """Return the temperature, [B], of the response token at index ``places`` [B] in each row (NaN for slot -1)."""
         values = self._entries[slots, np.clip(places, 0, self._entries.shape[1] - 1)]
         return np.where(slots < 0, np.float32(np.nan), values)
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Enlarge the array. Tables keep their slots and are extended with their last entry."""
+        """Enlarge the array. Tables keep their slots, and their last entry is repeated."""
         have = self._entries.shape
         if rows > have[0] or columns > have[1]:
             grown = np.ones((max(2 * rows, have[0]), max(columns, have[1])), dtype=np.float32)

@@ -1,8 +1,8 @@
 """Records hidden states in an engine's workers and returns them on request.
 
-After vLLM's worker has loaded its model, the states of every ``execute_model`` call of its runner are recorded.
+Once vLLM's worker has loaded the model, the states of every ``execute_model`` call of its runner are recorded.
 ``take_hidden_states`` returns them, and ``hidden_states_memory`` reports their memory use. Both methods are called
-through vLLM's own ``collective_rpc``. The model, its compilation and its CUDA graphs do not change.
+through vLLM's ``collective_rpc``. The model, its compilation and its CUDA graphs remain unchanged.
 """
 
 import functools
@@ -28,14 +28,14 @@ from vllm_patches.sampler import asks_for_streams, attach_streams
 logger = logging.getLogger(__name__)
 
 NORM_IN_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM", "KimiK3ForConditionalGeneration"}
-"""Models for which vLLM applies the final norm in the output head, so the runner does not see the result."""
+"""Models for which vLLM applies the final norm in the output head, so that runners cannot access the result."""
 
 SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
 """Models for which vLLM scales the state after the final norm before returning it to the runner."""
 
 
 def install() -> None:
-    """Patch the worker class, which is the base class of the workers for CPUs and other devices."""
+    """Patch vLLM's worker class, from which the workers for CPUs and other devices are derived."""
     patch(Worker, "load_model", _load_model)
     worker_class: Any = Worker  # Any, because vLLM does not declare these methods
     worker_class.take_hidden_states = take_hidden_states
@@ -47,9 +47,9 @@ def take_hidden_states(
 ) -> list[dict[str, Tensor]] | list[bytes] | str | None:
     """Return the states of ``requests``, given as (id, number of tokens), and release the states of ``abandoned``.
 
-    All workers are called, and workers that keep no states return None. With ``as_bytes``, the tensors of each request
-    are serialized with safetensors to pass them between processes. Errors are returned as text: after an exception, the
-    replies of other workers would remain unread, and the next call would mistake them for its own.
+    All workers are called, but workers without states return None. With ``as_bytes``, the tensors of each request are
+    serialized with safetensors to pass them between processes. Errors are returned as text, because an exception would
+    leave the replies of other workers unread, and the next call would mistake them for its own.
     """
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
@@ -67,7 +67,7 @@ def take_hidden_states(
 
 
 def hidden_states_memory(worker: Any) -> dict[str, int] | None:
-    """Return a worker's memory use for hidden states, or None if it keeps none. Called through ``collective_rpc``.
+    """Return a worker's memory use for hidden states, or None if it keeps none, for calls by ``collective_rpc``.
 
     The result contains the number of requests and of rows, the current and peak bytes on the device and (for spilled
     rows) on the host, and the device bytes reserved for states and the reducer when vLLM sizes the KV cache.
@@ -113,10 +113,10 @@ def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Ca
 
 
 def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
-    """Make a runner record its steps, and return the capture, or None if another tensor-parallel rank keeps the states.
+    """Make a runner record its steps. Return the capture, or None if another tensor-parallel rank keeps the states.
 
-    This relies on the lists of new and finished requests in the scheduler's output. With some runners, requests that
-    resume after a preemption are listed as new.
+    This relies on the lists of new and finished requests in the scheduler's output. Some runners also list requests
+    that resume after a preemption as new.
 
     Raises:
         RuntimeError: If this version of vLLM lacks an attribute that the capture relies on.
@@ -175,9 +175,9 @@ def _check_last_state(runner: Any) -> None:
 
 
 def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
-    """Use the EAGLE-3 interface to make the model return the inputs of ``layers`` in addition to its result.
+    """Make the model return the inputs of ``layers`` in addition to its result, using the EAGLE-3 interface.
 
-    The runner must unpack the pair if ``use_aux_hidden_state_outputs`` is set. The model must not be compiled yet.
+    If ``use_aux_hidden_state_outputs`` is set, the runner must unpack the pair. The model must not be compiled yet.
     """
     model = runner.get_model()
     supported: bool = supports_eagle3(model)  # a variable, so that its type guard does not narrow the model to a class
@@ -193,7 +193,7 @@ def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
 
 
 def reserving(profile_run: Callable[..., None], device: torch.device, num_bytes: int) -> Callable[..., None]:
-    """Add ``num_bytes`` to the memory use that ``profile_run`` measures, from which vLLM sizes the KV cache."""
+    """Add ``num_bytes`` to the memory use measured by ``profile_run``, from which vLLM computes the KV cache size."""
 
     @functools.wraps(profile_run)
     def profile(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
 """Reinforcement-learning algorithms as pure functions on tensors.
 
-Each method consists of one function and one dictionary entry. Shapes: B responses, R padded response tokens.
+Each algorithm is a function with a dictionary entry. B is the number of responses, R the padded response length.
 """

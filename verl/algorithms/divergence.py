@@ -1,6 +1,6 @@
 """Divergences between a student's distribution p and a teacher's distribution q, for distillation.
 
-Legend: E events, which are either all tokens of the vocabulary, or k tokens and the tail (:func:`top_k_events`).
+E is the number of events: either all tokens of the vocabulary, or k tokens and the tail (:func:`top_k_events`).
 """
 
 from collections.abc import Callable
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 Terms = tuple[Tensor, Tensor]
-"""Terms of a divergence and weights w of its gradient, [..., E] each. Summed over events, the terms are the divergence
-in nats, and w grad log p is its gradient with respect to the student's parameters."""
+"""Terms of a divergence and weights w of its gradient, both [..., E]. The sum of the terms over events is the
+divergence in nats. The sum of w grad log p is the divergence's gradient with respect to the student's parameters."""
 
 
 def reverse_kl(student: Tensor, teacher: Tensor, beta: float) -> Terms:
-    """Return the terms of KL(p || q), the sum of p (log p - log q), which is low if q covers all of p."""
+    """Return the terms of KL(p || q), the sum of p (log p - log q), which is large if p has mass where q has little."""
     terms = student.exp() * (student - teacher)
     return terms, terms
 
 
 def forward_kl(student: Tensor, teacher: Tensor, beta: float) -> Terms:
-    """Return the terms of KL(q || p), the sum of q (log q - log p), which is low if p covers all of q."""
+    """Return the terms of KL(q || p), the sum of q (log q - log p), which is large if q has mass where p has little."""
     q = teacher.exp()
     return q * (teacher - student), student.exp() - q
 
@@ -28,8 +28,8 @@ def forward_kl(student: Tensor, teacher: Tensor, beta: float) -> Terms:
 def jensen_shannon(student: Tensor, teacher: Tensor, beta: float) -> Terms:
     """Return the terms of the generalised Jensen-Shannon divergence (Agarwal et al. 2024, arXiv 2306.13649).
 
-    With m = beta q + (1 - beta) p and 0 < beta < 1, the divergence is beta KL(q || m) + (1 - beta) KL(p || m). Divided
-    by beta, it converges to the forward KL for beta -> 0; divided by 1 - beta, to the reverse KL for beta -> 1.
+    With m = beta q + (1 - beta) p and 0 < beta < 1, the divergence is beta KL(q || m) + (1 - beta) KL(p || m). It
+    approaches beta times the forward KL as beta -> 0, and 1 - beta times the reverse KL as beta -> 1.
     """
     x = student - teacher
     shrunk, below = torch.expm1(-x.abs()), x <= 0
@@ -45,14 +45,14 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor, float], Terms]] = {
     "forward_kl": forward_kl,
     "jsd": jensen_shannon,
 }
-"""Name in the configuration -> divergence function."""
+"""Maps each name in the configuration to its divergence function."""
 
 
 def divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     """Return the divergence at each position in nats, [...], differentiable in ``student``.
 
-    The gradient uses the weights instead of differentiating the formula, because the sum of p grad log p over events is
-    0 only up to rounding. If student and teacher are equal, the divergence and its gradient are exactly 0.
+    The gradient uses the weights, because differentiating the formula would add the sum of p grad log p over events,
+    which is 0 only up to rounding. If student and teacher are equal, the divergence and its gradient are exactly 0.
 
     Args:
         name: Key of ``DIVERGENCES``.
@@ -67,7 +67,7 @@ def divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tens
 
 
 def top_k_events(student: Tensor, teacher: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return both models' log-probabilities of the teacher's top k tokens and of the tail, [..., k + 1] each.
+    """Return both models' log-probabilities of the teacher's top k tokens and of the tail, both [..., k + 1].
 
     The tail combines all other tokens, so the probabilities sum to 1 without renormalisation. By the data processing
     inequality, a divergence over these events never exceeds the divergence over the whole vocabulary.

@@ -1,16 +1,16 @@
-"""Estimates KL(policy || reference) per token, penalises it in the rewards, and controls the penalty's coefficient.
+"""Per-token estimators of KL(policy || reference), the KL penalty on rewards, and the controller of its coefficient.
 
-The estimators follow Schulman 2020, "Approximating KL divergence", with veRL's names. Estimators map ``logprobs [B,
-R]`` and ``ref_logprobs [B, R]`` in nats to ``[B, R]`` and are differentiable in ``logprobs``.
+The estimators follow Schulman 2020, "Approximating KL divergence", and have the same names as in veRL. Estimators map
+``logprobs [B, R]`` and ``ref_logprobs [B, R]`` in nats to ``[B, R]`` and are differentiable in ``logprobs``.
 
 In a loss, the gradient of an estimator matters rather than its value. On policy, with x = log p - log p_ref, the
 gradient of the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1
-is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which is a good approximation only for
+is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which approximates x grad log p only for
 small x. The mean gradient of ``abs`` equals the gradient of the sum of |p - p_ref| over the vocabulary. The suffix
 ``+`` combines the value of an estimator with the gradient of k2 (straight-through).
 
 The penalty and the controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
-1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference); coef may be adapted to a target KL.
+1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference), with a fixed or adaptive coef.
 """
 
 import math
@@ -80,7 +80,7 @@ def straight_through(estimator: KLEstimator) -> KLEstimator:
 
 
 KL_ESTIMATORS = _BY_VALUE | {f"{name}+": straight_through(estimator) for name, estimator in _BY_VALUE.items()}
-"""Name in the configuration -> estimator."""
+"""Maps each name in the configuration to its estimator."""
 
 
 def kl_loss(
@@ -107,7 +107,7 @@ def kl_loss(
 
 
 class KLController:
-    """Coefficient of the KL penalty, in units of reward per nat.
+    """Controller of the KL penalty's coefficient, which is in units of reward per nat.
 
     A ``fixed`` coefficient is constant. An ``adaptive`` coefficient steers the KL towards the target with the update
     coef <- coef (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is
@@ -128,9 +128,8 @@ class KLController:
     def update(self, current_kl: float, num_steps: float) -> None:
         """Adapt the coefficient to a batch with mean KL ``current_kl`` and ``num_steps`` responses.
 
-        Raises:
-            ValueError: if ``current_kl`` is NaN, or if ``num_steps`` is not in (0, horizon / 0.2), the range in which
-                the coefficient stays positive. The coefficient then remains unchanged.
+        Raises ``ValueError`` if ``current_kl`` is NaN, or if ``num_steps`` is not in (0, horizon / 0.2), the range in
+        which the coefficient stays positive. The coefficient then remains unchanged.
         """
         if not self.adaptive:
             return
@@ -149,10 +148,9 @@ class KLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore an adaptive coefficient; a fixed coefficient keeps its configured value.
+        """Restore the coefficient if it is adaptive. A fixed coefficient keeps its configured value.
 
-        Raises:
-            ValueError: if the state is malformed or an adaptive coefficient is not positive.
+        Raises ``ValueError`` if the state is malformed or an adaptive coefficient is not positive.
         """
         if not isinstance(state, Mapping) or set(state) != {"coef"}:
             raise ValueError(f"KL controller state {state!r}: expected the key coef alone")

@@ -16,8 +16,9 @@ from torch import Tensor
 def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
     """Return the probability that at least one of k samples is correct, 1 - C(n-c, k) / C(n, k), for each problem.
 
-    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples.
-    The probability is computed as a product of k factors between 0 and 1 rather than from binomial coefficients.
+    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k samples. The
+    probability is computed as a product of k factors between 0 and 1 rather than from binomial coefficients. Raises
+    ``ValueError`` if k or c is out of range.
 
     Args:
         num_samples: number of samples n ``[P]``, which may differ between problems.
@@ -26,9 +27,6 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 
     Returns:
         float64 ``[P]``.
-
-    Raises:
-        ValueError: if k or c is out of range.
     """
     if k < 1:
         raise ValueError(f"k={k}: must be at least 1")
@@ -43,9 +41,10 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 
 
 def best_at_k(scores: Tensor, k: int) -> Tensor:
-    """Return the expected highest score among k of n samples, for each of P problems.
+    """Return the expected maximum score of k out of n samples for each of P problems.
 
-    This is the exact mean over all subsets. veRL's metric of the same name draws with replacement and is lower.
+    This is the exact mean over all subsets of k samples. veRL's metric of the same name samples with replacement and is
+    lower. Raises ``ValueError`` if k is out of range.
 
     Args:
         scores: scores of the samples ``[P, n]``.
@@ -53,16 +52,13 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
     Returns:
         float64 ``[P]``.
-
-    Raises:
-        ValueError: if k is out of range.
     """
     shares = torch.tensor(best_shares(scores.shape[1], k), dtype=torch.float64)
     return scores.double().sort(dim=1).values @ shares
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Return the probability that each of n samples, in ascending order, is the highest of k drawn samples.
+    """Return, for each of n samples in ascending order, the probability of being the highest of k drawn samples.
 
     For the i-th sample (from 1), this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
     """
@@ -79,14 +75,11 @@ def k_grid(num_samples: int) -> list[int]:
 def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
     """Return the probability that the highest-scoring of k samples, drawn without replacement, is correct.
 
-    Ties are broken at random.
+    Ties are broken at random. Raises ``ValueError`` if k is out of range.
 
     Args:
         scores: score of each sample; NaN is treated as the lowest score.
         k: number of samples to draw, from 1 to the number of samples.
-
-    Raises:
-        ValueError: if k is out of range.
     """
     shares, total = iter(best_shares(len(scores), k)), 0.0
     ranked = sorted(zip(map(nan_lowest, scores), correct, strict=True))

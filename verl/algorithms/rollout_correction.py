@@ -52,7 +52,7 @@ def rejection_mask(
 def mismatch_metrics(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float, floor: float = 0.0
 ) -> dict[str, float]:
-    """Compute metrics of the mismatch between the two policies and of the importance weights at ``level``.
+    """Compute metrics of the mismatch between the two policies and of the importance weights.
 
     Args:
         response_mask: mask with at least one token in each row.
@@ -148,8 +148,8 @@ def rollout_weights(
 def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
     """Return factors ``[B, R]`` for the per-token losses of ``policy_loss``.
 
-    The factors equal ``weights``, except for ``gmpo``, which has one ratio per response. Its factors are the geometric
-    mean of the weights over the response, as in veRL.
+    The factors equal ``weights``, except for ``gmpo``, which has one ratio per response. For ``gmpo``, each factor is
+    the geometric mean of the response's weights, as in veRL.
     """
     if policy_loss != "gmpo":
         return weights
@@ -163,7 +163,7 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float, floor: float = 0.0
 ) -> float:
-    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``, or 1 if near 0.
+    """Return the mean of :func:`rollout_weights` over tokens or responses (``level``), or 1 if the mean is almost 0.
 
     Policy losses are proportional to the advantages, so dividing the advantages by the mean normalizes the weights.
     """
@@ -176,7 +176,7 @@ def mean_rollout_weight(
 
 
 def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return the divergence bounded by the rule ``name``, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
+    """Return the divergence that the rule ``name`` bounds, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
     level, _, kind = name.rpartition("_")
     log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).double(), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = {"k1": -log_ratio, "k2": 0.5 * log_ratio.square(), "k3": log_ratio.expm1() - log_ratio}[kind]

@@ -7,7 +7,7 @@ WEIGHT_EPS = 1e-8
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), to be added to the scores.
+    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), which is added to the scores.
 
     The penalty is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length``.
 
@@ -42,9 +42,9 @@ def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
 
 
 def resampled_rows(rewards: Tensor, learned: Tensor, method: str, power: float, generator: Generator) -> Tensor:
-    """Resample the B' rows that are true in ``learned [B]`` with replacement; return row indices ``[B']`` int64.
+    """Resample the B' responses selected by ``learned [B]`` with replacement and return their indices, int64 ``[B']``.
 
-    The sampling weights are :func:`resampling_weights`. If ``learned`` is false everywhere, all rows are returned once.
+    The sampling weights are :func:`resampling_weights`. If ``learned`` is all false, all indices are returned.
     """
     candidates = learned.nonzero().flatten()
     if not len(candidates):

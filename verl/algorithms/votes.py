@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from verl.algorithms.pass_at_k import nan_lowest
 
 DRAWS = 4096
-"""Maximum number of votes per problem and k. The standard error per problem is at most 0.008, far below the sampling
-error of its responses."""
+"""Maximum number of simulated votes per problem and k. Their standard error is at most 0.008 per problem, far below the
+sampling error of the responses."""
 
 SEED = 0
 
@@ -23,19 +23,17 @@ ROUNDING = 1e-9
 
 
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
-    """Return the probability that a vote among k samples, drawn without replacement, elects the correct answer.
+    """Return the probability that a vote among k samples drawn without replacement elects the correct answer.
 
-    Every sample votes for the class of its answer. Ties are broken at random; if nobody votes, no answer is elected.
-    The probability is the mean over all choices of k samples, or over ``DRAWS`` seeded draws if there are more choices.
+    Every sample votes for the class of its answer. Ties are broken at random. Without votes, no answer is elected. The
+    probability is averaged over all subsets of k samples, or over ``DRAWS`` seeded random subsets if there are more.
+    Raises ``ValueError`` if k is out of range.
 
     Args:
         classes: class id of each sample, equal for equivalent answers. A negative id marks a sample without an answer,
             which is one of the k samples but does not vote.
         correct_class: class id of the correct answer, or None if no sample gave it.
         k: number of voters, from 1 to the number of samples.
-
-    Raises:
-        ValueError: if k is out of range.
     """
     if not 1 <= k <= len(classes):
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({len(classes)})")
@@ -48,7 +46,7 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """Return the fraction of votes won by a class of ``supporters`` samples against classes of size ``rivals``."""
+    """Return the share of votes that a class of ``supporters`` samples wins against classes of sizes ``rivals``."""
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
         draws = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
@@ -62,7 +60,7 @@ def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float
 
 
 def answer_classes(correct: Sequence[bool], answers: Sequence[Hashable]) -> tuple[list[int], int | None]:
-    """Return the class id of each sample for a vote, and the id of the correct answer (None if no sample is correct).
+    """Return the class id of each sample's answer, and that of the correct answer (None if no sample is correct).
 
     Correct samples form class 0, and wrong samples are grouped by answer. A sample with an empty answer has class -1
     and does not vote.
@@ -97,7 +95,7 @@ def weighted_majority_at_k(classes: Sequence[int], correct_class: int | None, sc
 
 @lru_cache(maxsize=32)
 def _choices(n: int, k: int) -> NDArray[Any]:
-    """Return all choices of k of n samples, or ``DRAWS`` seeded draws if more exist, ``[draws, k]``."""
+    """Return all subsets of k of n samples, or ``DRAWS`` seeded random subsets if there are more, ``[draws, k]``."""
     if math.comb(n, k) <= DRAWS:
         return np.array(list(combinations(range(n), k)))
     return np.random.default_rng(SEED).random((DRAWS, n)).argpartition(k - 1, axis=1)[:, :k].astype(np.int32)

@@ -1,5 +1,5 @@
 """The paper's analysis of exploration and exploitation in tokens and hidden states.
 
-Import order within the package: metrics <- sheets <- figures; correlations <- early; publish; analyse imports all of
-them.
+Each module imports only modules before it in this order: metrics, sheets, correlations, early, drawing, figures,
+publish, measure, analyse.
 """

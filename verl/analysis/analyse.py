@@ -1,7 +1,7 @@
 """Runs an analysis, from a validated config to tables, correlations, figures and an HTML page.
 
-Responses are generated and stored as in an evaluation. The model then re-reads its own responses, and its workers
-reduce hidden states and vocabulary distributions to metrics.
+Responses are generated and stored as in an evaluation. The model then runs a forward pass over its responses, and its
+workers reduce hidden states and vocabulary distributions to metrics.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ from verl.workers.measurements import MeasuredPrompt
 from verl_pages.run_folder import SUMMARY
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
-"""Tables of responses, of prompts, and of metrics along responses."""
+"""Tables of responses, of prompts, and of metrics by token position in the response."""
 
 
 def run_analysis(config: AnalysisConfig) -> None:
@@ -77,10 +77,9 @@ def run_analysis(config: AnalysisConfig) -> None:
 
 
 def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Problem]]:
-    """Return the name and first ``data.max_problems`` prompts of a file in veRL's format or of a hub data set.
+    """Return the name of a file in veRL's format or of a hub dataset, and its first ``data.max_problems`` prompts.
 
-    Raises:
-        ConfigError: The file cannot be read, or a prompt is not a single user turn or has no verifier.
+    Raises ``ConfigError`` if the file cannot be read, or if a prompt is not a single user turn or has no verifier.
     """
     problems = load_prompts(path, config.data.limit, PromptLayout())
     for problem in problems:
@@ -94,7 +93,7 @@ def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Probl
 
 
 def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers: VerifierPool) -> Iterator[Tables]:
-    """Generate, measure and score the responses of one model; yield the tables of each task."""
+    """Generate, measure and score the responses of one model, and yield the tables of each task."""
     info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
     resolve_layers(config.calculator.layers, info.num_layers)
     tasks = [replace(task, settings=task.settings | {"tokens": True}) for task in job.tasks_of(target)]
@@ -140,7 +139,6 @@ def _tables(
     config: AnalysisConfig,
     verifiers: VerifierPool,
 ) -> Tables:
-    """Score the responses of a task and return its tables."""
     numbers = range(config.n_sampling)
     keys = [(i, j) for i in store.answered for j in numbers]
     scores: dict[SampleKey, Verdict] = {}

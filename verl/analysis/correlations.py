@@ -1,7 +1,7 @@
 """Computes correlations between metrics, with bootstrap intervals over prompts.
 
-Since responses to one prompt are correlated, the bootstrap resamples prompts with all of their responses: a response's
-weight is the number of times that its prompt was drawn. Ranks are recomputed in each draw.
+Since responses to the same prompt are correlated, the bootstrap resamples prompts together with their responses. The
+weight of a response is the number of times its prompt was drawn. Ranks are recomputed for each draw.
 
 Shapes: C columns, N responses (or prompts), D draws.
 """
@@ -19,13 +19,13 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 MIN_VALUES = 3
-"""Minimum number of values for a correlation."""
+"""Minimum number of values required to compute a correlation."""
 
 COEFFICIENTS = ("pearson", "spearman", "pearson_partial", "spearman_partial")
 
 
 def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Counts:
-    """Draw bootstrap weights ``[D + 1, N]`` of responses; the first row is all 1 and represents the original data."""
+    """Draw bootstrap weights ``[D + 1, N]`` of responses. The first row is all 1 and represents the original data."""
     names, places = np.unique(np.asarray(prompts), return_inverse=True)
     generator = np.random.default_rng(seed)
     counts = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
@@ -35,7 +35,7 @@ def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Counts:
 def correlate(columns: Array, weights: Counts) -> Array:
     """Return Pearson and Spearman correlations ``[D, 2, C, C]`` between ``columns [C, N]``.
 
-    Each row of ``weights [D, N]`` yields one weighted result; correlations with a constant column are NaN.
+    Each row of ``weights [D, N]`` yields one set of weighted correlations. Correlations with a constant column are NaN.
     """
     ties = [np.unique(values, return_inverse=True)[1] for values in columns]
     correlations = np.empty((len(weights), 2, len(columns), len(columns)))
@@ -53,7 +53,7 @@ def correlate(columns: Array, weights: Counts) -> Array:
 
 
 def partial(correlations: Array) -> Array:
-    """Return partial correlations ``[..., C, C]`` given the first column, or NaN if that column determines another."""
+    """Return partial correlations ``[..., C, C]`` controlling for the first column (NaN for columns it determines)."""
     with_first = correlations[..., :1, :]
     rest = (1 - with_first**2) * (1 - np.swapaxes(with_first, -1, -2) ** 2)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -64,10 +64,10 @@ def partial(correlations: Array) -> Array:
 def correlation_table(
     frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], length: str, correct: str | None, draws: int, seed: int
 ) -> pd.DataFrame:
-    """Return a table with one row per pair of columns and group of rows in ``frame``.
+    """Return a table with one row for each pair of columns and each group of rows of ``frame``.
 
-    The columns are ``count``, the number of rows with both values, and ``COEFFICIENTS`` with intervals. Undefined
-    values are NaN, including all intervals if there is only one prompt.
+    The columns include ``count``, the number of rows where the pair and ``length`` are finite, and ``COEFFICIENTS``
+    with intervals. Undefined values are NaN, including all intervals if there is only one prompt.
 
     Args:
         frame: Table with a column ``prompt_id``.
@@ -95,7 +95,7 @@ def correlation_table(
 def _figures(
     rows: pd.DataFrame, pairs: Sequence[tuple[str, str]], length: str, draws: int, seed: int
 ) -> list[dict[str, float]]:
-    """Return each pair's coefficients with intervals; all input values must be finite."""
+    """Return each pair's coefficients with intervals. All input values must be finite."""
     names = [name for of in COEFFICIENTS for name in (of, f"{of}_low", f"{of}_high")]
     if len(rows) < MIN_VALUES:
         return [dict.fromkeys(names, np.nan)] * len(pairs)

@@ -23,7 +23,7 @@ MAX_COLUMNS = 2
 
 @dataclass(frozen=True)
 class VerdictStyle:
-    """Drawing style for responses with one verdict."""
+    """Drawing style for responses with the same verdict, correct or wrong."""
 
     name: str
     correctness: float
@@ -46,9 +46,9 @@ NamedFigure = tuple[str, Figure, str]
 
 
 def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[str, str]]:
-    """Write each figure to ``folder`` as SVG and PNG, replacing all old figures; return names and captions.
+    """Replace all figures in ``folder`` with ``figures``, as SVG and PNG files, and return their names and captions.
 
-    Pass a generator, so that figures are created while the style is active.
+    ``figures`` should be a generator, so that the figures are created while the style is active.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
@@ -67,7 +67,7 @@ def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[st
 
 
 def panels(figure: Figure, names: Sequence[str], width: float, height: float) -> Iterator[tuple[Axes, str]]:
-    """Yield axes of ``width`` x ``height`` inches for each name, titled with its display name."""
+    """Yield each name with its axes of ``width`` x ``height`` inches, which have the display name as a title."""
     columns = min(MAX_COLUMNS, len(names))
     lines = -(-len(names) // columns)
     figure.set_size_inches(width * columns + 0.4, height * lines + 0.8)
@@ -80,7 +80,7 @@ def panels(figure: Figure, names: Sequence[str], width: float, height: float) ->
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return the colour and marker of a line by its 0-based ``number``; the first 64 styles are distinct."""
+    """Return the colour and marker of the line with the 0-based index ``number``. The first 64 styles are distinct."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],

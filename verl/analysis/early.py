@@ -1,8 +1,8 @@
-"""Computes how well metrics of the first tokens of responses tell correct responses from wrong ones.
+"""Computes how well metrics of response prefixes distinguish correct from wrong responses.
 
-The measure is the AUC, the area under the ROC curve: the probability that a correct response has a higher value of a
-metric than a wrong one, where ties count half. Pooled, the two may answer any prompts; within prompts, they answer the
-same one, so that the difficulty of prompts cannot tell them apart.
+The measure is the area under the ROC curve (AUC), the probability that a metric is higher for a correct response than
+for a wrong one, where ties count half. The pooled AUC compares responses to any prompts. The AUC within prompts
+compares only responses to the same prompt, so it does not depend on the difficulty of prompts.
 
 Shapes: N responses, J prefixes of a response, P prompts, D draws.
 """
@@ -27,15 +27,15 @@ Bools = NDArray[np.bool_]
 Places = NDArray[np.int64]
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 11))
-"""Shares of a response's tokens that are read."""
+"""Lengths of the analysed prefixes as fractions of the response length."""
 
 MIN_EACH = 10
-"""Minimum number of correct responses and of wrong ones for an AUC, and of prompts with both for one within prompts."""
+"""Minimum number of correct and of wrong responses for an AUC, and of prompts with both for an AUC within prompts."""
 
 RESPONSE = ["prompt_id", "rollout_id"]
 
 LENGTH = "response_length"
-"""Metric that is compared by share only: a share of a response says how long the response will be."""
+"""Metric that is evaluated only at shares, because a share of a response, unlike a position, reveals its length."""
 
 COLUMNS = (
     *(*MODEL, "by", "at", "metric", "responses", "correct", "mean_length", "prompts", "mixed_prompts"),
@@ -46,10 +46,10 @@ COLUMNS = (
 def early_table(config: AnalysisConfig, courses: pd.DataFrame) -> pd.DataFrame:
     """Return the AUC of each metric as a predictor of correctness, measured on prefixes of the responses.
 
-    Each prefix ends at a point, which is a share of the response's tokens or a token position. The positions start at
-    ``calculator.diff_stride`` and double each time. A position includes only the responses that are longer. Points with
-    fewer than ``MIN_EACH`` correct or wrong responses are left out. The table is empty if no prefixes that start at the
-    first token were measured.
+    Each prefix ends either at a share of the response's tokens or at a token position. The positions start at
+    ``calculator.diff_stride`` and double each time. Only responses longer than a position are included there. Shares
+    and positions with fewer than ``MIN_EACH`` correct or wrong responses are omitted. The table is empty if no prefixes
+    that start at the first token were measured.
 
     Args:
         courses: Metrics along responses, as in ``courses.parquet``.
@@ -63,7 +63,7 @@ def early_table(config: AnalysisConfig, courses: pd.DataFrame) -> pd.DataFrame:
 
 
 def _points(calculator: CalculatorConfig, courses: pd.DataFrame, draws: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for each point and metric of one model."""
+    """Yield one table row for each metric of a model at each share and token position."""
     responses, metrics = prefix_metrics(calculator, courses)
     length, prompts = responses[LENGTH].to_numpy(), responses["prompt_id"].to_numpy()
     correct = responses["correctness"].to_numpy() == 1
@@ -82,7 +82,7 @@ def _points(calculator: CalculatorConfig, courses: pd.DataFrame, draws: int, see
 
 
 def _shares(calculator: CalculatorConfig, length: Places, end: int) -> Iterator[tuple[str, float, Places]]:
-    """Yield the column of each response's longest prefix within a share, ``[N]``, or -1 where there is none."""
+    """Yield each share with the column of each response's longest prefix within it, ``[N]``, or -1 without one."""
     for share in SHARES:
         # The smallest error of rounding would make 0.3 of 10 tokens less than 3.
         tokens = np.floor(share * length + 1e-9).astype(np.int64)
@@ -91,7 +91,7 @@ def _shares(calculator: CalculatorConfig, length: Places, end: int) -> Iterator[
 
 
 def _positions(calculator: CalculatorConfig, length: Places, end: int) -> Iterator[tuple[str, float, Places]]:
-    """Yield the column of the prefix at each position, ``[N]``, or -1 where the response is not longer."""
+    """Yield each position with the column of its prefix, ``[N]``, or -1 for responses that are not longer."""
     strides = 1
     while strides <= end:
         tokens = strides * calculator.diff_stride
@@ -100,10 +100,10 @@ def _positions(calculator: CalculatorConfig, length: Places, end: int) -> Iterat
 
 
 def prefix_metrics(calculator: CalculatorConfig, courses: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Array]]:
-    """Return the responses, and by metric the values ``[N, J + 1]`` after j strides (j = 1..J) and at the end.
+    """Return the responses, and the values ``[N, J + 1]`` of each metric after 1, ..., J strides and at the end.
 
-    Every value is of the whole prefix: entropy is the mean over its tokens, and velocity and acceleration are those of
-    the prefixes so far. Values are NaN where a response has ended or has too few prefixes.
+    Every value describes the whole prefix. Entropy is averaged over its tokens, and velocity and acceleration are
+    computed from all prefixes up to it. Values are NaN where a response has ended or has too few prefixes.
     """
     by_response, tokens = courses.groupby(RESPONSE), courses["tokens"]
     responses = by_response.agg(correctness=("correctness", "first"), response_length=("tokens", "max")).reset_index()
@@ -135,10 +135,10 @@ def prefix_metrics(calculator: CalculatorConfig, courses: pd.DataFrame) -> tuple
 
 
 def auc_figures(values: Array, correct: Bools, prompts: Places, draws: int, seed: int) -> dict[str, float]:
-    """Return ``mixed_prompts``, and the AUC pooled (``auc``) and within prompts (``within``) with 95% intervals.
+    """Return ``mixed_prompts``, the pooled AUC (``auc``) and the AUC within prompts (``within``), with 95% intervals.
 
-    Intervals are percentiles of a bootstrap over prompts. Values within prompts are NaN with fewer than ``MIN_EACH``
-    prompts that have correct and wrong responses. With one prompt there are no intervals.
+    Intervals are percentiles of a bootstrap over prompts. The AUC within prompts is NaN if fewer than ``MIN_EACH``
+    prompts have both correct and wrong responses. Intervals are NaN if there is only one prompt.
 
     Args:
         values: Finite values of a metric, ``[N]``.

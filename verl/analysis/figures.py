@@ -1,7 +1,7 @@
 """Draws the plots of an analysis.
 
-The plots compare exploration with exploitation and correct with wrong responses, and show metrics along the response,
-per layer and over checkpoints.
+The plots compare exploration with exploitation and correct with wrong responses, and show metrics by token position, by
+layer and by checkpoint.
 """
 
 import re
@@ -22,18 +22,18 @@ from verl.evaluation.statistics import intervals, resampled
 from verl_pages.names import metric_name
 
 MAX_POINTS = 2000
-"""Maximum number of points in a scatter plot; larger data sets are subsampled at random."""
+"""Maximum number of points in a scatter plot. Larger datasets are subsampled at random."""
 
 MIN_ALIVE = 5
-"""Minimum number of unfinished responses at each point of a curve along the response."""
+"""Minimum number of responses that extend beyond each plotted token position."""
 
 DRAWS = 500
-"""Number of bootstrap draws for the bands."""
+"""Number of bootstrap draws for each interval band."""
 
 LINES = [{"color": v.colour, "linestyle": v.line} for v in VERDICTS]
 
 KINDS = {"auc": "all pairs", "within": "pairs within a prompt"}
-"""Columns of the AUC, and which pairs of a right and a wrong response they compare."""
+"""Maps each AUC column to the pairs of correct and wrong responses that it compares."""
 
 RESPONSE_POINTS = "Each point is a response. r: Pearson, with its 95% interval over prompts; ρ: Spearman."
 EARLY = (
@@ -51,7 +51,7 @@ def draw_figures(
     table: pd.DataFrame,
     early: pd.DataFrame,
 ) -> Iterator[NamedFigure]:
-    """Yield every figure for which the tables have data; ``table`` contains the correlations."""
+    """Yield every figure for which the tables have data. ``table`` contains the correlations."""
     options = config.analysis
     over_prompts = "Mean over prompts of their responses' mean; {}: 95% interval over prompts."
     for (run, step, benchmark, temperature), part in responses.groupby(MODEL, sort=False):
@@ -159,7 +159,7 @@ def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -
 
 
 def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
-    """Draw each metric along the response, for correct and wrong responses."""
+    """Draw each metric by token position, for correct and wrong responses."""
     figure = Figure(layout="constrained")
     # The last point of each response is at its own length; keep only the positions that responses share.
     whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
@@ -176,7 +176,7 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
 
 
 def early_figure(table: pd.DataFrame, title: str) -> Figure:
-    """Draw the AUC of each metric for correctness by the share of tokens read and by position."""
+    """Draw the AUC of each metric as a predictor of correctness, by share of tokens and by token position."""
     figure = Figure(layout="constrained")
     # The first points lack the metrics that need several prefixes.
     names = list(dict.fromkeys([*table.loc[table["at"] == 1.0, "metric"], *table["metric"]]))
@@ -244,7 +244,7 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
 def _band(
     axes: Axes, positions: Sequence[int], frames: Sequence[tuple[pd.DataFrame, str]], verdict: VerdictStyle
 ) -> None:
-    """Draw the mean of each frame's column at the frame's position, with an interval band."""
+    """Plot the mean of each frame's metric against ``positions``, with an interval band."""
     if frames:
         means, low, high = np.array([_estimate(frame, name) for frame, name in frames]).T
         axes.plot(positions, means, color=verdict.colour, linestyle=verdict.line, linewidth=1.8)
@@ -252,7 +252,7 @@ def _band(
 
 
 def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
-    """Return the mean over prompts of per-prompt means, with its 95% interval."""
+    """Return the mean of the per-prompt means and its 95% interval."""
     means = rows.groupby("prompt_id")[[name]].mean().dropna()
     if not len(means):
         return (np.nan, np.nan, np.nan)
@@ -277,6 +277,6 @@ def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:
 
 
 def _verdict_legend(figure: Figure, looks: Sequence[dict[str, Any]]) -> None:
-    """Add a legend of both verdicts, drawn in the line styles ``looks``."""
+    """Add a legend for correct and wrong responses, drawn in the styles ``looks``."""
     pairs = zip(VERDICTS, looks, strict=True)
     bottom_legend(figure, [Line2D([], [], label=f"{verdict.name} responses", **look) for verdict, look in pairs])

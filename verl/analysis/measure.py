@@ -1,4 +1,4 @@
-"""Measures stored responses with a policy that re-reads them, and stores the measurements per prompt.
+"""Measures stored responses in a forward pass of the policy, and stores the measurements of each prompt.
 
 The first line of ``measures.jsonl`` contains the settings that the measurements depend on. Each later line contains the
 measurements for one prompt, so that an interrupted analysis can resume.
@@ -40,7 +40,7 @@ class MeasureFile(RecordFile[StoredMeasurement]):
         self._measured = {(record.measured.key, record.responses): record.measured for record in self.records}
 
     def get(self, prompt: PromptResponses) -> MeasuredPrompt | None:
-        """Return the measurements of exactly these responses, or None if they have not been measured."""
+        """Return the measurements of exactly the responses in ``prompt``, or None if they have not been measured."""
         return self._measured.get((prompt.key, _digest(prompt)))
 
     def append(self, prompt: PromptResponses, measured: MeasuredPrompt) -> None:
@@ -78,7 +78,6 @@ def measure_missing(
     workers: WorkerGroup,
     num_workers: int,
 ) -> None:
-    """Measure the prompts that are missing from ``file``."""
     missing = [prompt for prompt in prompts if file.get(prompt) is None]
     at_once = PROMPTS_PER_CALL * num_workers
     for start in range(0, len(missing), at_once):

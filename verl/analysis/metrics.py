@@ -1,9 +1,9 @@
 """Pure functions for token and word metrics of responses and for similarities between them. Logarithms are natural.
 
-A response's distribution is the share of each token among the response's tokens, including the end-of-sequence token.
-Stacked responses pool their token counts. Similarities are ROUGE F1 on tokens and on words, and Levenshtein similarity
-on tokens. Words come from the ``rouge-score`` package with its stemmer. The longest common subsequence is computed by
-rapidfuzz, which gives identical results hundreds of times faster than ``rouge-score``.
+A response's distribution is the relative frequency of each token in the response, including the end-of-sequence token.
+For stacked responses, the token counts are added up. Similarities are ROUGE F1 on tokens and on words, and Levenshtein
+similarity on tokens. Words are tokenized and stemmed with the ``rouge-score`` package. The longest common subsequence
+is computed by rapidfuzz, which gives identical results hundreds of times faster than ``rouge-score``.
 """
 
 import math
@@ -26,14 +26,14 @@ _WORDS = DefaultTokenizer(use_stemmer=True)
 
 
 def token_shares(tokens: Tokens) -> dict[int, float]:
-    """Return the share of each token in the response."""
+    """Return the relative frequency of each token in the response."""
     return {token: count / len(tokens) for token, count in Counter(tokens).items()}
 
 
 def frequency_entropy(tokens: Tokens) -> float:
     """Return the entropy of the response's token distribution, or 0 for an empty response.
 
-    It equals the mean surprisal -log(share) over the response's tokens; the release reports it under both names.
+    The paper's release also reports it as the mean of -log(share) over the response's tokens, which has the same value.
     """
     return float(entropy(list(Counter(tokens).values()))) if tokens else 0.0
 
@@ -41,7 +41,7 @@ def frequency_entropy(tokens: Tokens) -> float:
 def top_confidence(tokens: Tokens, k: int) -> float:
     """Return the mean of -log(share) over the ``k`` most frequent tokens, or 0 for an empty response.
 
-    Despite the name, it decreases as the response concentrates on fewer tokens.
+    Despite its name, this metric decreases as the response concentrates on fewer tokens.
     """
     top = Counter(tokens).most_common(k)
     return fmean(-math.log(count / len(tokens)) for _, count in top) if top else 0.0
@@ -66,7 +66,7 @@ def jensen_shannon(p: Mapping[int, float], q: Mapping[int, float]) -> float:
 def symmetric_kl(p: Mapping[int, float], q: Mapping[int, float], floor: float) -> float:
     """Return (KL(p || q) + KL(q || p)) / 2, with shares clamped to at least ``floor``.
 
-    The release passes probabilities to a function that expects log-probabilities, so it does not report divergences.
+    The paper's release passes probabilities where log-probabilities are expected, so its values are not divergences.
     """
     a, b = _aligned(p, q)
     logs_a, logs_b = np.log(np.maximum(a, floor)), np.log(np.maximum(b, floor))
@@ -86,7 +86,7 @@ def _aligned(p: Mapping[int, float], q: Mapping[int, float]) -> tuple[np.ndarray
 
 
 def count_words(text: str, wanted: Sequence[str]) -> int:
-    """Count case-insensitive whole-word matches of words and phrases; if matches overlap, count only the longest."""
+    """Count case-insensitive matches of whole words and phrases. Of overlapping matches, only the longest counts."""
     return len(_pattern(tuple(wanted)).findall(text)) if wanted else 0
 
 
@@ -115,7 +115,7 @@ def rouge_l(a: Items, b: Items) -> float:
 
 
 def pairwise_similarity(tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, float]:
-    """Return mean pairwise similarities of a prompt's responses, named as in the release; NaN for a single response."""
+    """Return mean pairwise similarities of responses (NaN for a single response), named as in the paper's release."""
     stems = [words(text) for text in texts]
     means = {
         "pairwise_rouge_l": mean_over_pairs(tokens, rouge_l),

@@ -34,7 +34,7 @@ UPLOADED = ("index.html", "analysis.xlsx")
 """Files to upload to the wandb run."""
 
 MANY = 0.02
-"""Share of responses without acceleration that triggers a warning."""
+"""Minimum share of responses without acceleration that triggers a warning."""
 
 
 def publish(
@@ -45,7 +45,7 @@ def publish(
     prompts: pd.DataFrame,
     courses: pd.DataFrame,
 ) -> None:
-    """Write all results to ``folder`` and log mean metrics to the trackers; ``summary.json`` is written last."""
+    """Write all results to ``folder``, with ``summary.json`` last, and log mean metrics to the trackers."""
     options = config.analysis
     display.say(f"correlating {len(responses)} responses to {len(prompts)} prompts")
     correlations = correlate_all(config, responses, prompts)
@@ -93,7 +93,7 @@ def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
 
 
 def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[Figures]:
-    """Yield the mean over prompts of every metric, for each model and benchmark."""
+    """Yield the mean of every metric over prompts for each model and benchmark."""
     names = prompt_columns(config) if config.analysis.per_prompt else []
     compared = [name for name in names if not name.endswith((" Avg", "_avg"))]
     several = responses["temperature"].nunique() > 1

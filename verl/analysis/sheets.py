@@ -45,13 +45,13 @@ FILES = {
 }
 
 MODEL = ["run", "step", "benchmark", "temperature"]
-"""Columns that identify a model on a benchmark; correlations and figures are computed separately for each."""
+"""Columns that identify a model and benchmark. Correlations and figures are computed separately for each pair."""
 
 PLACE = (*MODEL, "prompt_id", "rollout_id", "data_source")
-"""Columns that identify a row. As in the release, ``rollout_id`` is -1 in prompt rows."""
+"""Columns that identify a row. As in the paper's release, ``rollout_id`` is -1 in rows of prompts."""
 
 TEXTS = ("question", "response")
-"""Columns that only Parquet files contain, since workbook cells limit text length and can be parsed as formulas."""
+"""Columns that are written only to Parquet, since workbook cells limit text length and may be parsed as formulas."""
 
 CELL = 32_767
 """Maximum number of characters in a workbook cell."""
@@ -86,12 +86,10 @@ def column(config: AnalysisConfig, place: int, name: str) -> str:
 
 
 def response_columns(config: AnalysisConfig) -> list[str]:
-    """Return the names of the response metrics."""
     return [*rank_columns(config), *OF_RESPONSES]
 
 
 def prompt_columns(config: AnalysisConfig) -> list[str]:
-    """Return the names of the prompt metrics."""
     ranks = rank_columns(config)
     unstacked = ("Curvature", *config.calculator.own_names)
     stacks = [name for name in ranks if name.rpartition("/")[2].partition(" diff")[0] not in unstacked]
@@ -101,7 +99,7 @@ def prompt_columns(config: AnalysisConfig) -> list[str]:
 
 
 def check_pairs(config: AnalysisConfig) -> None:
-    """Raise ``ConfigError`` if a pair names a metric that is not measured."""
+    """Raise ``ConfigError`` if a pair contains a metric that is not measured."""
     for field, known in (("response_pairs", response_columns(config)), ("prompt_pairs", prompt_columns(config))):
         for pair in getattr(config.analysis, field):
             for name in pair:
@@ -142,7 +140,7 @@ def prompt_row(
     rows: Sequence[Mapping[str, Any]],
     measured: MeasuredPrompt,
 ) -> dict[str, Any]:
-    """Return the metrics of one prompt without the identifying columns; ``rows`` are its response rows."""
+    """Return the metrics of one prompt, without the identifying columns. ``rows`` are the rows of its responses."""
     tokens = [sample.token_ids for sample in samples]
     shares = [token_shares(ids) for ids in tokens]
     stacked = _token_metrics(config, tokens) | {"response_length": sum(map(len, tokens))}
@@ -158,7 +156,7 @@ def prompt_row(
 
 
 def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
-    """Return the rows of one model on one benchmark, given as the values in ``place`` of the ``MODEL`` columns."""
+    """Return the rows of ``table`` that have the values ``place`` in the columns ``MODEL``."""
     return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
 
 
@@ -168,7 +166,7 @@ def write_parquet(path: Path, table: pd.DataFrame) -> None:
 
 
 def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
-    """Write all non-empty sheets to ``analysis.xlsx`` and to Parquet files; return the workbook's path.
+    """Write all non-empty sheets to ``analysis.xlsx`` and to Parquet files, and return the workbook's path.
 
     Stale Parquet files of empty sheets are removed.
     """
@@ -198,7 +196,7 @@ def _as_cell(value: Any) -> Any:
 
 
 def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Compute ``OF_TOKENS`` of one response or of several stacked responses."""
+    """Compute the metrics in ``OF_TOKENS`` for one response or for several stacked responses."""
     together = [token for tokens in responses for token in tokens]
     entropy = frequency_entropy(together)
     confidence = top_confidence(together, config.analysis.confidence_k)

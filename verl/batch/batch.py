@@ -1,14 +1,14 @@
 """Batch of episodes that a training step passes from the engine to the loss and the checkpoint.
 
 An episode is a prompt and its response, which consists of tokens sampled by the policy and, in a conversation, tokens
-written by an environment. Each stage of a training step fills some columns. Columns are flat, so no padding is sent
-between processes. Code that needs rows of equal length pads them with :meth:`Batch.padded` or :meth:`Batch.rows`.
+written by an environment. Each stage of a training step fills some of the columns. Columns are flat, so no padding is
+sent between processes. Code that needs padded tensors calls :meth:`Batch.padded` or :meth:`Batch.rows`.
 
 Columns may be on a GPU, but lengths stay on the CPU. Masks and indices are computed on the host and then copied, so
 reading a size never waits for the GPU.
 
-Legend: B episodes, N tokens, M response tokens (all tokens after the prompts), P and R padded prompt and response
-lengths, L captured layers, D hidden width.
+Shapes use B for episodes, N for tokens, M for response tokens (all tokens after the prompts), P and R for padded prompt
+and response lengths, L for captured layers, and D for the hidden size.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Batch(Columns):
         self.response_lengths = response_lengths
         self.width = self.longest_response if width is None else width
         self.device = torch.device("cpu")
-        """Device of the columns and masks; see :meth:`to`."""
+        """Device of the columns and masks (see :meth:`to`)."""
         self._copied: dict[str, Tensor] = {}
         self._columns: dict[str, Any] = {}
         self._kinds: dict[str, str] = {}
@@ -76,7 +76,7 @@ class Batch(Columns):
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **columns: Any) -> Self:
-        """Create a batch from token ids; ``columns`` are passed to :meth:`fill`."""
+        """Create a batch from token ids. ``columns`` are passed to :meth:`fill`."""
         pairs = zip(prompts, responses, strict=True)
         tokens = torch.tensor([t for prompt, response in pairs for part in (prompt, response) for t in part])
         prompt_lengths, response_lengths = (
@@ -123,7 +123,7 @@ class Batch(Columns):
 
     @property
     def learned_responses(self) -> Tensor:
-        """Mask of the responses with at least one token to learn from, [B] bool on the CPU."""
+        """Mask of the responses with at least one token in ``learn_mask``, [B] bool on the CPU."""
         return sums_within(self.learn_mask.long().cpu(), self.response_lengths) > 0
 
     @property
@@ -152,7 +152,7 @@ class Batch(Columns):
         return self._on_device("padded", lambda: (rows * self.width).repeat_interleave(n) + positions_within(n))
 
     def _on_device(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """Compute a tensor on the host and copy it to the device of the columns; copies on a GPU are cached."""
+        """Compute a tensor on the host and copy it to the device of the columns. Copies on a GPU are cached."""
         if self.device.type == "cpu":
             return compute()
         if name not in self._copied:
@@ -164,14 +164,12 @@ class Batch(Columns):
     def fill(self, kind: str | None = None, /, **columns: Any) -> Self:
         """Set columns in place and return the batch. Columns whose value is None are left unchanged.
 
-        Response-token columns may be passed as padded tensors [B, R]; the padding is discarded.
+        Response-token columns may be passed as padded tensors [B, R], whose padding is discarded. Raises ``ValueError``
+        if a column has the wrong length, the kind of a custom column is ambiguous, or the batch has an attribute with
+        the same name.
 
         Args:
             kind: Kind of custom columns, ``EPISODE`` or ``RESPONSE_TOKEN``, or None to infer it from their length.
-
-        Raises:
-            ValueError: If a column has the wrong length, the kind of a custom column is ambiguous, or the batch has an
-                attribute with the same name.
         """
         for name, values in columns.items():
             if values is None:
@@ -201,10 +199,9 @@ class Batch(Columns):
         self._columns[name], self._kinds[name] = values, kind
 
     def columns(self, *names: str) -> Self:
-        """Return the same episodes with only the named columns, ignoring declared columns that are not filled.
+        """Return the same episodes with only the columns ``names``, ignoring declared columns that are not filled.
 
-        Raises:
-            ValueError: If a named column is neither filled nor declared.
+        Raises ``ValueError`` if a column in ``names`` is neither filled nor declared.
         """
         for name in names:
             if name not in self._columns and declared_kind(name) is None:
@@ -218,15 +215,14 @@ class Batch(Columns):
         return list(self._columns)
 
     def kind_of(self, name: str) -> str:
-        """Return the kind of a filled column."""
         return self._kinds[name]
 
     def without(self, *names: str) -> Self:
-        """Return the same episodes without the named columns."""
+        """Return the same episodes without the columns ``names``."""
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
-        """Add the columns of ``other`` in place and return this batch; both batches must contain the same episodes."""
+        """Add the columns of ``other``, which must contain the same episodes, in place and return this batch."""
         for name, values in other._columns.items():
             self._set(name, values, other._kinds[name])
         return self
@@ -248,31 +244,31 @@ class Batch(Columns):
 
     @property
     def rank_metrics(self) -> dict[str, Tensor]:
-        """Rank metrics of each response by name, [B, L], in the calculator's order; empty if no states are captured."""
+        """Rank metrics of each response by name, [B, L], in the calculator's order (empty without captured states)."""
         return self._family(RANK)
 
     @property
     def turn_metrics(self) -> dict[str, Tensor]:
-        """Rank metrics of each of the first K turns by name, [B, K, L]; empty for single-turn responses."""
+        """Rank metrics of each of the first K turns by name, [B, K, L] (empty for single-turn responses)."""
         return self._family(TURN_RANK)
 
     @property
     def prefix_metrics(self) -> dict[str, Tensor]:
-        """Rank metrics of the prefix up to each token by name, [M, L]; empty without ``calculator.keep_prefixes``."""
+        """Rank metrics of the prefix up to each token by name, [M, L] (empty without ``calculator.keep_prefixes``)."""
         return self._family(PREFIX)
 
     def _family(self, prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): v for name, v in self._columns.items() if name.startswith(prefix)}
 
     def padded(self, name: str, fill: float = 0.0) -> Tensor:
-        """Pad a response-token column to [B, R, ...] with the value ``fill``; return an episode column unchanged."""
+        """Pad a response-token column to [B, R, ...] with the value ``fill``, or return an episode column unchanged."""
         if name == "response_tokens":
             return self.pad(self.response_tokens, fill)
         values: Tensor = getattr(self, name)
         return self.pad(values, fill) if self._kinds[name] == RESPONSE_TOKEN else values
 
     def flat(self, values: Tensor) -> Tensor:
-        """Remove the padding from ``values [B, R, ...]`` and return [M, ...]; the inverse of :meth:`pad`."""
+        """Remove the padding from ``values [B, R, ...]`` and return [M, ...]. This is the inverse of :meth:`pad`."""
         return values.flatten(0, 1)[to_device(self._padded_indices(), values.device)]
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
@@ -296,7 +292,7 @@ class Batch(Columns):
     # --- Episodes ---
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Self:
-        """Return a copy of the episodes selected by ``rows``: a slice, indices, or a mask [B] bool."""
+        """Return a copy of the episodes selected by ``rows``, which is a slice, indices, or a boolean mask [B]."""
         counts = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
         entries: dict[str, Any]
         index: Any
@@ -318,15 +314,14 @@ class Batch(Columns):
         return self._like(take(self.prompt_lengths, index), take(self.response_lengths, index), chosen)
 
     def split(self, num_rows: int) -> Iterator[Self]:
-        """Yield consecutive batches of ``num_rows`` episodes; the last one may be smaller."""
+        """Yield consecutive batches of ``num_rows`` episodes. The last batch may be smaller."""
         return (self[start : start + num_rows] for start in range(0, len(self), num_rows))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Concatenate batches, dropping declared columns that are missing from any of them.
 
-        Raises:
-            ValueError: If ``parts`` is empty or a custom column is missing from some of them.
+        Raises ``ValueError`` if ``parts`` is empty or a custom column is missing from some of them.
         """
         if not parts:
             raise ValueError("Batch.join([]): nothing to join")
@@ -347,7 +342,7 @@ class Batch(Columns):
         return joined
 
     def after(self, prompts: Sequence[Sequence[int]]) -> Self:
-        """Return the same responses after different prompts, with only the columns ``tokens`` and ``source``."""
+        """Return the same responses with different prompts and with only the columns ``tokens`` and ``source``."""
         responses = [ids.tolist() for ids in self.response_tokens.split(self.response_lengths.tolist())]
         return type(self).of(prompts, responses, **({"source": self.source} if "source" in self else {}))
 
@@ -356,11 +351,11 @@ class Batch(Columns):
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, self.longest_response)
 
     def widened(self, width: int) -> Self:
-        """Return the same episodes with R = ``width``, which must be at least the length of the longest response."""
+        """Return the same episodes with R set to ``width``, which must be at least the longest response's length."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, width)
 
     def to(self, device: str | torch.device) -> Self:
-        """Return a batch with its columns on ``device``; copying from a GPU synchronizes only once."""
+        """Return a batch with its columns on ``device``. Copying from a GPU synchronizes only once."""
         device, columns = torch.device(device), dict(self._columns)
         tensors = {name: values for name, values in columns.items() if isinstance(values, Tensor)}
         if device.type == "cpu":

@@ -1,6 +1,6 @@
 """Declares the columns of a batch, with the shape and dtype of each column and the stage that fills it.
 
-Legend: B episodes, N tokens, M response tokens, L captured layers, D hidden width, K turns.
+Shapes: B episodes, N tokens, M response tokens, L captured layers, D hidden size, K turns.
 """
 
 from typing import Annotated, Any, get_type_hints
@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 from torch import Tensor
 
 TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
-"""Kinds of columns; a column has one entry per token, response token or episode."""
+"""Kinds of columns, which have one entry per token, per response token or per episode."""
 
 PerToken = Annotated[Tensor, TOKEN]
 PerResponseToken = Annotated[Tensor, RESPONSE_TOKEN]
@@ -20,9 +20,9 @@ POLICY, ENVIRONMENT = 0, 1
 """Values of the column ``source`` for tokens written by the policy and by the environment."""
 
 TURN_RANK = "turn_rank/"
-"""Prefix of columns with per-turn rank metrics, [B, K, L] float64; NaN for turns that do not exist."""
+"""Prefix of columns with per-turn rank metrics, [B, K, L] float64, with NaN for turns that do not exist."""
 RANK, PREFIX, TRAINER_RANK, TEACHER_RANK = "rank/", "prefix/", "trainer_rank/", "teacher_rank/"
-"""Prefixes of columns with rank metrics; see ``Columns.mean_states``. With ``calculator.compare_versions``, ``rank/``
+"""Prefixes of columns with rank metrics (see ``Columns.mean_states``). With ``calculator.compare_versions``, ``rank/``
 and ``prefix/`` are measured by the engine, and ``trainer_rank/`` by the policy before the update. With
 ``teacher.rank_metrics``, ``teacher_rank/`` is measured by the teacher."""
 
@@ -43,13 +43,13 @@ class Columns:
     """[B] bool, whether the response was truncated at its maximum length."""
     mean_states: PerEpisode
     """[B, L, D] float32, mean hidden state of each response, from the engine or, with ``calculator.source=actor``, from
-    the policy; not filled if no states are captured. Rank metrics are filled in the same stage. ``"rank/<name>"``
+    the policy; not filled if no states are captured. Rank metrics are filled at the same time. ``"rank/<name>"``
     (``rank_metrics``) is [B, L] float64, with layers in capture order. With ``calculator.keep_prefixes``,
-    ``"prefix/<name>"`` (``prefix_metrics``) is [M, L] float32, the metric of the prefix up to each token or NaN."""
+    ``"prefix/<name>"`` (``prefix_metrics``) is [M, L] float32, the metric of the prefix up to each token, or NaN."""
     group: PerEpisode
     """[B] int64, id shared by all responses to the same prompt."""
     turns: PerEpisode
-    """[B] int64, number of policy turns. This and the next three columns are filled only for conversations."""
+    """[B] int64, number of policy turns. Like the next three columns, this one is filled only for conversations."""
     environment_rewards: PerEpisode
     """[B] float64, sum of the environment's rewards."""
     call_counts: PerEpisode
@@ -60,7 +60,7 @@ class Columns:
     """B lists, the additional histories of each agent session. Each history is a mapping with ``prompt_ids``,
     ``tokens``, ``source``, ``rollout_logprobs``, ``truncated`` and ``why``. Filled only for agents."""
     opened_by: EpisodeList
-    """B strings, the reason for opening the history with the session's last turn, or "" for the first history."""
+    """B strings, the reason why the history with the session's last turn was opened, or "" for the first history."""
     step: PerEpisode
     """[B] int64, training step in which the response was sampled."""
     learned: PerEpisode
@@ -77,7 +77,7 @@ class Columns:
     # --- Filled by the verifiers ---
     first_records: EpisodeList
     first_verdicts: EpisodeList
-    """B entries each, prompts and verdicts before any resampling; filled only if the method overrides ``resample``."""
+    """B prompts and verdicts before any resampling. Both are filled only if the method overrides ``resample``."""
     scores: PerEpisode
     """[B], scores from the verifiers."""
     correct: PerEpisode
@@ -104,8 +104,8 @@ class Columns:
     teacher_logprobs: PerResponseToken
     """[M] float32, log-probability under the teacher; filled only if ``TeacherConfig.scores_samples``."""
     teacher_prompts: EpisodeList
-    """B lists of token ids, the teacher's prompts for scoring the responses during the update; filled only if they
-    differ from the policy's prompts."""
+    """B lists of token ids, the teacher's prompts for scoring the responses during the update. They are filled only if
+    they differ from the policy's prompts."""
     taught: PerEpisode
     """[B] bool, false if the teacher has no prompt for the response, which then gets no teacher signal; filled only if
     ``teacher.prompt`` depends on responses."""
@@ -155,7 +155,7 @@ TOP_K = {name for name, hint in Columns.__annotations__.items() if hint is TopKP
 
 
 FAMILIES = {PREFIX: RESPONSE_TOKEN} | dict.fromkeys((RANK, TURN_RANK, TRAINER_RANK, TEACHER_RANK), EPISODE)
-"""Declared prefix -> kind of the columns whose names start with it."""
+"""Maps each declared prefix to the kind of the columns whose names start with it."""
 
 
 def declared_kind(name: str) -> str | None:

@@ -9,19 +9,19 @@ from verl.utils.device import to_device
 
 
 def spans(lengths: Tensor, rows: Tensor) -> Tensor:
-    """Return the indices of all entries in episodes ``rows [b]``, given the size of each episode, ``lengths [B]``."""
+    """Return the indices of all entries of the episodes ``rows [b]``, where ``lengths [B]`` are the episodes' sizes."""
     starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
     return starts.repeat_interleave(sizes) + positions_within(sizes)
 
 
 def positions_within(lengths: Tensor) -> Tensor:
-    """Return each entry's index within its episode, given the size of each episode, ``lengths [B]``."""
+    """Return each entry's index within its episode, where ``lengths [B]`` are the episodes' sizes."""
     starts = lengths.cumsum(dim=0) - lengths
     return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
 
 
 def sums_within(values: Tensor, lengths: Tensor) -> Tensor:
-    """Sum ``values [M]`` within each episode and return [B], given the size of each episode, ``lengths [B]``."""
+    """Sum ``values [M]`` within each episode and return [B], where ``lengths [B]`` are the episodes' sizes."""
     rows = torch.arange(len(lengths)).repeat_interleave(lengths)
     return values.new_zeros(len(lengths)).index_add(0, rows, values)
 

@@ -49,7 +49,7 @@ class Packed(NamedTuple):
         return cls(values, dtype, constant)
 
     def restore(self, lengths: Any) -> Any:
-        """Decompress the column; ``lengths`` must be the same as in :meth:`of`."""
+        """Decompress the column. ``lengths`` must be the same as in :meth:`of`."""
         if not self.dtype:
             return self.values
         if self.dtype == "bool" and isinstance(self.values, tuple):
@@ -92,8 +92,7 @@ class PackedWeight(NamedTuple):
     def restore(self) -> Tensor:
         """Return the weight, which must be treated as read-only because its memory may be shared.
 
-        Raises:
-            RuntimeError: If the received bytes differ from the bytes that were sent.
+        Raises ``RuntimeError`` if the received bytes differ from the bytes that were sent.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -106,7 +105,7 @@ class PackedWeight(NamedTuple):
 def digest(value: Tensor) -> int:
     """Return a checksum of a contiguous tensor's bytes, which is the same on every device.
 
-    In one pass, 4-byte words are summed in rows of 16 KB, and the row sums are added with odd weights, modulo 2^64.
+    The 4-byte words in each block of 16 KB are summed in one pass. These sums are added with odd weights, modulo 2^64.
     """
     flat = value.reshape(-1).view(torch.uint8)
     flat = flat.clone() if flat.storage_offset() % 4 else flat
@@ -119,7 +118,7 @@ def digest(value: Tensor) -> int:
 
 
 def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int, version: int) -> Iterator[list[PackedWeight]]:
-    """Yield weights in buckets of at most ``num_bytes``; a weight that is larger gets its own bucket."""
+    """Yield weights in buckets of at most ``num_bytes``. A larger weight is put into a separate bucket."""
     bucket: list[PackedWeight] = []
     size = 0
     for name, value in weights:

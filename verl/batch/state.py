@@ -19,7 +19,7 @@ VERDICTS = {"verdicts", "first_verdicts"}
 
 
 def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
-    """Convert a batch to tensors and JSON values; ``prompts`` is the training data, indexed by ``uid``."""
+    """Convert a batch to tensors and JSON values. ``prompts`` is the training data, indexed by ``uid``."""
     columns = {name: getattr(batch, name) for name in batch.names}
     columns["records"] = [saved_record(record, prompts) for record in batch.records]
     columns |= {name: [verdict.as_dict() for verdict in columns[name]] for name in VERDICTS & columns.keys()}

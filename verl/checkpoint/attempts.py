@@ -1,8 +1,8 @@
-"""Restricts writing to a run's folder to the newest attempt and, with a lock, to one process at a time.
+"""Allows only the newest attempt and, with a lock, only one process at a time to write to a run's folder.
 
 Each restart or requeue of a run is a new attempt. The file ``.attempt`` in the run's folder contains the number of the
 newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that lost its
-network or was paused. Writes of such a process are refused because its attempt number is outdated.
+network or was paused. Writes by such a process are refused because its attempt number is outdated.
 """
 
 import errno
@@ -23,7 +23,7 @@ ATTEMPT = ".attempt"
 """File in a run's folder that contains the number of the newest attempt."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error numbers of file systems without locks. On them, a second process is not prevented from writing."""
+"""Error numbers of file systems without locks, on which a second process is not prevented from writing."""
 
 
 class StaleAttempt(RuntimeError):
@@ -42,8 +42,7 @@ class Attempt:
     def claim(cls, root: Path) -> "Attempt":
         """Take over the folder from earlier attempts. The caller must hold the run's lock.
 
-        Raises:
-            ConfigError: If the folder is not writable, for example because the disk is full.
+        Raises ``ConfigError`` if the folder is not writable, for example because the disk is full.
         """
         try:
             attempt = cls(root, newest_attempt(root) + 1)
@@ -55,10 +54,9 @@ class Attempt:
         return attempt
 
     def check(self, path: Path) -> None:
-        """Check that no newer attempt has taken over; call this before writing ``path``.
+        """Check that no newer attempt has taken over. Call this method before writing ``path``.
 
-        Raises:
-            StaleAttempt: If this is not the newest attempt.
+        Raises ``StaleAttempt`` if this is not the newest attempt.
         """
         newest = newest_attempt(self.root)
         if newest != self.number:
@@ -79,8 +77,7 @@ def newest_attempt(root: Path) -> int:
 def run_lock(folder: Path) -> Iterator[None]:
     """Create ``folder`` and lock it during the block. The lock is also released if the process is killed.
 
-    Raises:
-        ConfigError: If another process has the lock, or if the folder is not writable.
+    Raises ``ConfigError`` if another process has the lock, or if the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

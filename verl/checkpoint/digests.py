@@ -28,7 +28,7 @@ TOKENIZER, CHAT_TEMPLATE = "the tokenizer of model.path", "the chat template of 
 TOKENIZER_RULES = f"{TOKENIZER} (merges and normalization)"
 
 REFUSED = ("data.train_files", TOKENIZER, CHAT_TEMPLATE, VERIFIERS, "reward_score.", "rollout.multi_turn.")
-"""Prefixes of the names of inputs that must not change when a run resumes. Changes of other inputs cause a warning."""
+"""Prefixes of the names of inputs that must not change when a run resumes. Changes to other inputs cause a warning."""
 
 
 def run_digests(
@@ -37,7 +37,7 @@ def run_digests(
     """Return a digest for each input of a run, keyed by the option that names the input.
 
     The inputs are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code,
-    and the models that are read again when the run resumes. A file that moves or changes its format keeps its digest.
+    and the models that are read again when the run resumes. Moving a file or changing its format keeps its digest.
 
     Args:
         data: Option that names a data file -> records in the file.
@@ -55,7 +55,7 @@ def run_digests(
 
 
 def _rules(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """Return what determines the tokens of a text besides the vocabulary, if the tokenizer has it as JSON."""
+    """Return the tokenizer's settings other than the vocabulary, such as merges, if they are available as JSON."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = {} if backend is None else json.loads(backend.to_str())
     model = {name: value for name, value in rules.pop("model", {}).items() if name != "vocab"}
@@ -108,7 +108,7 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
-    """Yield the file of the user code at an import path. If ``is_file``, ``path`` is a file path instead."""
+    """Yield the file of the user code at the import path ``path``, or at the file path if ``is_file`` is set."""
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:
         yield from [Path(module)] if Path(module).is_file() else []

@@ -9,7 +9,6 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from transformers import PreTrainedModel
 
 from verl.checkpoint.folders import latest_checkpoint, refuse_verl_shards, step_of, verify_checkpoint
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
@@ -25,16 +24,14 @@ def export_checkpoint(
 ) -> Path:
     """Write a checkpoint's model to a folder that ``transformers`` and vLLM can load, and return the folder.
 
-    LoRA adapters are merged into the model and also written to the subfolder ``lora_adapter/``.
+    LoRA adapters are merged into the model and also written to the subfolder ``lora_adapter/``. Raises ``ConfigError``
+    if there is no intact checkpoint, if it lacks parts of the model, or if ``out`` exists.
 
     Args:
         source: Checkpoint to export, or the folder of a run whose latest checkpoint is exported.
         out: New folder to write to, or None for ``<checkpoint>/<part>/huggingface``.
         part: Model to export, ``actor`` or ``critic``.
         dtype: Dtype of the exported weights (float32 in checkpoints), or None for the initial model's dtype.
-
-    Raises:
-        ConfigError: If there is no intact checkpoint, if it lacks parts of the model, or if ``out`` exists.
     """
     folder = source.resolve()
     refuse_verl_shards(str(folder), folder / part)
@@ -59,31 +56,13 @@ def export_checkpoint(
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         weights = read_parameters(folder / part / "shards", shapes)
     weights |= read_buffers(architecture)
-    return _write(model, weights, architecture, target, trust_remote_code, adapters)
-
-
-def _write(
-    model: PreTrainedModel,
-    weights: dict[str, Tensor],
-    architecture: Path,
-    target: Path,
-    trust_remote_code: bool,
-    adapters: Path | None = None,
-) -> Path:
-    """Write the folder ``target`` under a temporary name, and rename it once it is complete.
-
-    The tokenizer is read from ``architecture``. ``adapters`` are already merged into ``weights``. The adapters are
-    written to a subfolder, because ``transformers`` would apply adapters next to the weights again.
-    """
-    if target.exists():
-        raise ConfigError(f"{target}: already exists; name another folder")
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")
-    needed = sum(tensor.nbytes for tensor in weights.values())
     try:
         tokenizer = load_tokenizer(str(architecture), trust_remote_code, needs_chat_template=False)
-        with naming_storage(target.parent, needed):
+        with naming_storage(target.parent, sum(tensor.nbytes for tensor in weights.values())):
             write_huggingface(model, weights, tokenizer, unfinished)
             if adapters:
+                # Next to the weights, transformers would apply the adapters again.
                 shutil.copytree(adapters, unfinished / ADAPTERS)
             unfinished.rename(target)
     except BaseException:
@@ -95,8 +74,7 @@ def _write(
 def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dict[str, Tensor]:
     """Return the parameters of the adapters' base model, with the adapters merged into them.
 
-    Raises:
-        ConfigError: If the base model cannot be loaded from the path that training used.
+    Raises ``ConfigError`` if the base model cannot be loaded from the path that training used.
     """
     base = PeftConfig.from_pretrained(str(adapters)).base_model_name_or_path
     options = {"num_labels": 1} if part == "critic" else {}
@@ -113,8 +91,7 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
     """Return all parameters stored in ``shards``, unsharded and on the CPU, keyed by name.
 
-    Raises:
-        ConfigError: If the names and shapes of the parameters do not match ``expected``.
+    Raises ``ConfigError`` if the names and shapes of the parameters do not match ``expected``.
     """
     saved = saved_shapes(shards)
     check_same_architecture(shards, saved, expected)

@@ -1,7 +1,7 @@
 """Manages checkpoints on disk, which are written atomically and verified before use.
 
-``<run>/global_step_<N>/`` is written under a temporary name. The folder is renamed once its files are on disk, with
-their sizes and checksums in ``manifest.json``. ``latest_checkpointed_iteration.txt`` contains the latest step.
+``<run>/global_step_<N>/`` is written under a temporary name. The folder is renamed once all files are on disk and their
+sizes and checksums are in ``manifest.json``. ``latest_checkpointed_iteration.txt`` contains the latest step.
 """
 
 import json
@@ -38,12 +38,10 @@ class DamagedCheckpoint(ConfigError):
 
 
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
-    """Create a folder for writing the checkpoint of ``step``, with the attempt's number in its name.
+    """Create a folder for the checkpoint of ``step``, with the attempt number in the folder's name.
 
     Folders differ between attempts, so a worker that outlives its attempt cannot write to a newer attempt's folder.
-
-    Raises:
-        StaleAttempt: If a newer attempt has taken over.
+    Raises ``StaleAttempt`` if a newer attempt has taken over.
     """
     folder = attempt.root / f".global_step_{step}.attempt_{attempt.number}.{uuid.uuid4().hex[:8]}.unfinished"
     attempt.check(folder)
@@ -127,7 +125,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _damage(path: Path, record: FileRecord) -> str:
-    """Return how a file differs from its record, or an empty string if it does not."""
+    """Return a message if a file differs from its record, otherwise an empty string."""
     try:
         return "" if file_record(path) == record else f"{path} was altered: its checksum differs from the manifest"
     except OSError as error:
@@ -144,7 +142,7 @@ def check_format(folder: Path) -> None:
 
 
 def refuse_verl_shards(named: str, part: Path) -> None:
-    """Raise a ``ConfigError`` that starts with ``named`` if ``part`` of a veRL checkpoint has only sharded weights."""
+    """Raise ``ConfigError`` with the prefix ``named`` if ``part`` of a veRL checkpoint has only sharded weights."""
     if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / EXPORTED).glob("*.safetensors")):
         raise ConfigError(
             f"{named}: a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
@@ -169,7 +167,7 @@ def _read_files(manifest: Path) -> dict[str, FileRecord]:
 
 
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
-    """Return the first file that would be read when resuming but is not listed in the manifest, or None."""
+    """Return the first file that a resumed run would read although the manifest does not list it, or None."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         exported = any(part.startswith((EXPORTED, f".{EXPORTED}")) for part in name.parts)
@@ -222,7 +220,7 @@ def remove_unfinished(root: Path, attempt: int | None = None) -> None:
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
-    """Remove a run's checkpoints except for the checkpoints of the steps in ``keep``."""
+    """Remove all checkpoints of a run except those of the steps in ``keep``."""
     for step, folder in checkpoints(root).items():
         if step not in keep:
             _discard(folder)

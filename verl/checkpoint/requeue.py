@@ -9,7 +9,7 @@ from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 
 def is_requeued(trainer: RunConfig) -> bool:
-    """Return whether this run was started before in the same folder, from the same ``resume_from_path``."""
+    """Return whether this run was already started in the same folder from the same ``resume_from_path``."""
     if trainer.resume_mode != "path":
         return False
     try:
@@ -20,7 +20,7 @@ def is_requeued(trainer: RunConfig) -> bool:
 
 
 def resume_line(trainer: RunConfig) -> str:
-    """Return a line that lists the options to use to resume a run that has ended."""
+    """Return a line with the options for resuming a run that has ended."""
     folder = Path(trainer.default_local_dir)
     if (folder / "summary.json").is_file():  # a run writes this file last
         return f"the run is complete: {folder}/summary.json"

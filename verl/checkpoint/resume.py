@@ -51,14 +51,12 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
     """Return the verified checkpoint selected by ``trainer.resume_mode``, or None if the run starts from scratch.
 
     Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
-    ``global_step_<N>.damaged``, a warning is printed, and the previous checkpoint is used.
+    ``global_step_<N>.damaged``, a warning is printed, and the previous checkpoint is used. Raises ``ConfigError`` if
+    ``resume_from_path`` is not an intact checkpoint, or if the run in the folder cannot be resumed. The same error is
+    raised if a checkpoint has another format version or contains a file that is not in its manifest.
 
     Args:
         say: Function that prints a line, called for the checkpoint and for each option that has changed since.
-
-    Raises:
-        ConfigError: If ``resume_from_path`` is not an intact checkpoint, if the run in the folder cannot be resumed, or
-            if a checkpoint contains a file that is not listed in its manifest or has a different format version.
     """
     trainer = config.trainer
     root = Path(trainer.default_local_dir)
@@ -129,8 +127,7 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
 def changed_options(path: Path, config: Mapping[str, Any]) -> list[str]:
     """Return a line for each option whose value in the file ``path`` differs from its value in ``config``.
 
-    Raises:
-        ConfigError: If the file is damaged.
+    Raises ``ConfigError`` if the file is damaged.
     """
     if not path.is_file():
         return []
@@ -151,7 +148,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return the ``name`` of a metric, its highest value and the first step with that value, or None without values.
+    """Return a metric's ``name``, its highest value and the first step with that value, or None if it has no values.
 
     Args:
         validations: Step -> metrics of the validation at that step.
@@ -162,19 +159,18 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Return the metrics of the validations before a checkpoint, keyed by step (converted from text to an integer)."""
+    """Return the validation metrics saved in a checkpoint, keyed by step as an integer."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
 def check_unchanged(resumption: Resumption, digests: Mapping[str, str], trainer: RunConfig) -> list[str]:
-    """Compare a run's inputs with the checkpoint's, and return a list with at most one warning about changed inputs.
+    """Compare a run's inputs with those of the checkpoint, and return a list of at most one warning about changes.
+
+    Raises ``ConfigError`` if an input that must not change has changed and ``trainer.resume_changed`` is ``refuse``.
 
     Args:
         digests: Digests of this run's inputs (:func:`verl.checkpoint.digests.run_digests`). Checkpoints written by
             older versions of VERL have no digests and are not compared.
-
-    Raises:
-        ConfigError: If an input that must not change has changed and ``trainer.resume_changed`` is ``refuse``.
     """
     before = resumption.state.get("digests")
     refused, others = changed(before if isinstance(before, Mapping) else {}, digests)
@@ -191,13 +187,12 @@ def check_unchanged(resumption: Resumption, digests: Mapping[str, str], trainer:
 def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> None:
     """Check that the checkpoint fits the run.
 
+    Raises ``ConfigError`` if the checkpoint was written by a different job or with different data or models.
+
     Args:
         job: Name of the job, ``ppo`` or ``sft``.
         num_examples: Size of the training set.
         parts: Configs of the models that training changes: ``actor`` and possibly ``critic`` and ``teacher``.
-
-    Raises:
-        ConfigError: If the checkpoint was written by a different job or with different data or models.
     """
     folder, state = resumption.folder, resumption.state
     missing = [name for name in ("job", "num_examples") if name not in state]
@@ -221,7 +216,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of the trained parameters, keyed by name. With adapters, only adapters are trained."""
+    """Return the shapes of the trained parameters, keyed by name. With adapters, only the adapters are trained."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)
@@ -231,7 +226,7 @@ def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
 
 @contextmanager
 def resume_hint(trainer: RunConfig) -> Iterator[None]:
-    """If the block raises an exception, print the options that resume the run to stderr."""
+    """If the block raises an exception other than ``ConfigError``, print the options for resuming the run to stderr."""
     try:
         yield
     except ConfigError:

@@ -34,7 +34,7 @@ class _Unfinished:
 
 @dataclass
 class CheckpointSaver:
-    """Lets the workers write checkpoints, optionally in the background, and completes each one once it is written."""
+    """Makes the workers write checkpoints, optionally in the background, and then completes each checkpoint."""
 
     attempt: Attempt
     """Current attempt, which contains the path of the run's folder."""
@@ -54,12 +54,11 @@ class CheckpointSaver:
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
         """Write a checkpoint of the current models.
 
+        Raises ``WorkerError`` if this checkpoint, or the previous one in the background, could not be written.
+
         Args:
             state: Trainer state as JSON values.
             scores: Step -> validation score, by which the best checkpoint is determined.
-
-        Raises:
-            WorkerError: If writing this checkpoint failed, or writing the previous one in the background.
         """
         self.finish()
         text = json.dumps(state, indent=2) + "\n"
@@ -68,26 +67,17 @@ class CheckpointSaver:
         if not self.background:
             self.finish()
 
-    def poll(self) -> None:
-        """Complete the checkpoint if all workers have written it.
+    def poll(self, wait: bool = False) -> None:
+        """Complete the checkpoint if all workers have written it. If ``wait`` is set, wait for the workers first.
 
-        Raises:
-            WorkerError: If writing in the background failed.
+        Raises ``WorkerError`` if writing in the background failed.
         """
-        if self._unfinished is not None:
-            self._complete(wait=False)
-
-    def finish(self) -> None:
-        """Wait for the workers and complete the checkpoint. Raises the same errors as :meth:`poll`."""
-        if self._unfinished is not None:
-            self._complete(wait=True)
-
-    def _complete(self, wait: bool) -> None:
+        done = self._unfinished
+        if done is None:
+            return
         shares = self._run("finish_save", wait)
         if any(share is None for share in shares):
             return
-        assert self._unfinished is not None
-        done = self._unfinished
         records = {name: record for share in shares for name, record in share.items()}
         try:
             complete_checkpoint(done.folder, done.step, done.state, records)
@@ -100,6 +90,10 @@ class CheckpointSaver:
         keep = steps_to_keep(checkpoints(root), self.newest, self.always, done.scores)
         self.attempt.check(root)
         remove_checkpoints(root, keep)
+
+    def finish(self) -> None:
+        """Wait for the workers and complete the checkpoint. Raises the same errors as :meth:`poll`."""
+        self.poll(wait=True)
 
     def _run(self, method: str, *arguments: Any) -> list[Any]:
         try:

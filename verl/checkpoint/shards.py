@@ -1,4 +1,4 @@
-"""Writes and reads a worker's part of a checkpoint: its shards of the trained models, and its random states.
+"""Writes and reads a worker's part of a checkpoint: its shards of the trained models, and its random generators.
 
 For each trained model (``actor``, ``critic``), a checkpoint contains a folder ``shards``, written by
 ``torch.distributed.checkpoint`` in safetensors format. The file headers contain the names and offsets of the stored
@@ -44,9 +44,9 @@ from verl.utils.process import return_freed_memory
 MODEL = "model."
 """Prefix of parameter names in the shards."""
 OPTIMIZER = "optimizer."
-"""Prefix of the names of optimizer tensors, ``optimizer.<parameter>.<tensor>``, where a tensor is e.g. ``exp_avg``."""
+"""Prefix of the names of optimizer tensors, such as ``optimizer.<parameter>.exp_avg``."""
 ADAPTERS = "lora_adapter"
-"""Folder next to the shards with LoRA adapters in peft's format. With LoRA, the shards contain only the adapters."""
+"""Folder of LoRA adapters in PEFT format, next to the shards. With LoRA, the shards contain only the adapters."""
 GATHER_BYTES = 1 << 28
 """Maximum size in bytes of the unsharded parameters that an export gathers at once."""
 FILE_BYTES = 1 << 28
@@ -134,10 +134,8 @@ class CheckpointWorker:
         """Restore the checkpoint of ``step``, which may have been written by any number of workers.
 
         Optimizers and schedules keep the configured hyperparameters. Only their progress is restored. Random generators
-        are restored if the number of workers is unchanged. Otherwise, all are seeded with the run's seed plus ``step``.
-
-        Raises:
-            ConfigError: If the architecture of a model differs from the checkpoint's.
+        are restored if the number of workers is unchanged, and otherwise seeded with the run's seed plus ``step``.
+        Raises ``ConfigError`` if the architecture of a model differs from the checkpoint's.
         """
         for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
@@ -232,7 +230,7 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Map each tensor's name to the number of its file, starting at 1. A new file starts after ``num_bytes``."""
+    """Map each tensor name to a file number, starting at 1. A new file starts after ``num_bytes`` bytes."""
     numbers, total = {}, 0
     # Sort the names, because a resumed optimizer has its tensors in a different order.
     for name in sorted(tensors):
@@ -263,8 +261,7 @@ def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
 def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Restore the tensors of :func:`training_state` in place from the shards in ``folder``.
 
-    Raises:
-        ConfigError: If the shards belong to a different architecture.
+    Raises ``ConfigError`` if the shards belong to a different architecture.
     """
     saved = saved_shapes(folder)
     learner.optimizer.state.clear()
@@ -282,15 +279,14 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
 
 
 def load_shards(state: dict[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Restore named tensors in place from the shards in ``folder``."""
+    """Restore the tensors in ``state`` in place from the shards in ``folder``."""
     state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), process_group=group)
 
 
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Return the shape of every tensor in the shards, as read from the file headers, keyed by name.
+    """Return the shapes of all tensors in the shards, read from the file headers and keyed by name.
 
-    Raises:
-        ConfigError: If the headers cannot be read.
+    Raises ``ConfigError`` if the headers cannot be read.
     """
     try:
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
@@ -303,10 +299,8 @@ def saved_shapes(folder: Path) -> dict[str, torch.Size]:
 def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
     """Check that the parameters in ``saved``, as returned by :func:`saved_shapes`, match ``expected``.
 
-    Unlike in ``saved``, names in ``expected`` have no prefix.
-
-    Raises:
-        ConfigError: If names or shapes differ. The message names the first parameter that differs.
+    The names in ``expected`` have no prefix, unlike those in ``saved``. Raises ``ConfigError`` if names or shapes
+    differ. The message names the first parameter that differs.
     """
     stored = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
     for name in sorted(stored.keys() | expected.keys()):

@@ -1,7 +1,7 @@
-"""Determines whether a command uses veRL's options, the options of the paper's release, or only ours.
+"""Determines whether a command uses options of veRL, options of the paper's release, or only our own options.
 
-A command with an option that exists only in veRL uses ``preset=verl`` by default; a command with an option that exists
-only in the release uses ``preset=paper``. Such a command can also contain our own options.
+If a command contains an option that exists only in veRL, ``preset=verl`` is the default. If it contains an option that
+exists only in the release, ``preset=paper`` is the default. Both kinds of commands can also contain our own options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ VERL_GROUPS = (
 )
 """Option groups that exist only in veRL."""
 SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
-"""Option groups shared with veRL; options in these groups that exist only in veRL also identify a veRL command."""
+"""Option groups that veRL has as well. Options in these groups that exist only in veRL identify a veRL command."""
 
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
 """veRL's configuration files, whose values are in ``preset=verl``."""
@@ -51,7 +51,7 @@ def is_verl(overrides: Sequence[str]) -> bool:
 
 
 def find_verl(key: str) -> tuple[Option, str] | None:
-    """Return the row of veRL's option ``key`` and the mapping entry that ``key`` names, or None if there is no row."""
+    """Return the table row of veRL's option ``key`` and the mapping entry in ``key``, or None if there is no row."""
     if key in VERL:
         return VERL[key], ""
     parts = key.split(".")
@@ -65,14 +65,14 @@ def find_verl(key: str) -> tuple[Option, str] | None:
 
 
 def _is_ours(key: str) -> bool:
-    """Return whether ``key`` is one of our options or an option's entry, such as ``critic.model.override_config.x``."""
+    """Return whether ``key`` is one of our options or an entry of one, such as ``critic.model.override_config.x``."""
     parts = key.split(".")
     groups = [".".join(parts[:length]) for length in range(2, len(parts))]
     return key in SCHEMA or any(g in SCHEMA and g.endswith(("_kwargs", "override_config")) for g in groups)
 
 
 def refuse_verl_name(key: str) -> None:
-    """Raise a ``FlagError`` that names our equivalent if ``rollout.mode`` or another veRL option is in our command."""
+    """Raise ``FlagError`` with our equivalent if ``key``, such as ``rollout.mode``, is veRL's option but not ours."""
     option = VERL.get(key) or VERL.get(f"actor_rollout_ref.{key}")
     if option is None or "." not in key or _is_ours(key):
         return
@@ -84,7 +84,7 @@ def refuse_verl_name(key: str) -> None:
 
 @cache
 def trl_groups() -> list[dict[str, Any]]:
-    """Return the tables of TRL's options: ``heading``, ``text``, and ``rows`` that map names to their equivalents."""
+    """Return the tables of TRL's options with ``heading``, ``text``, and ``rows`` that map names to our equivalents."""
     content: dict[str, Any] = yaml.load(Path(__file__).with_name("trl_options.yaml").read_text(), yaml.BaseLoader)
     return list(content["groups"])
 
@@ -133,7 +133,7 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 
 
 def with_verl_file(line: CommandLine) -> CommandLine:
-    """Prepend the values in the command's configuration file to its overrides, unless it is one of veRL's files.
+    """Prepend the values in the command's configuration file to its overrides, unless the file is one of veRL's.
 
     Raises ``FlagError`` if the file is missing, unreadable or not based on veRL's configuration.
     """
@@ -167,7 +167,7 @@ def with_verl_file(line: CommandLine) -> CommandLine:
 
 
 def _flat(values: Any, prefix: str = "") -> list[str]:
-    """Return overrides for nested values from a file."""
+    """Return overrides that set the nested values of a configuration file."""
     if isinstance(values, Mapping):
         return [each for key, value in values.items() for each in _flat(value, f"{prefix}.{key}".lstrip("."))]
     return [f"{prefix}={word(values) if isinstance(values, str) else literal(values)}"]

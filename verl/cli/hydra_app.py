@@ -24,8 +24,8 @@ def run_hydra(
 ) -> None:
     """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
 
-    With ``--multirun``, Hydra does this for every job, with the job's folder as the run's folder. A run folder on the
-    command line becomes the sweep's folder. At the end, the command that reports all runs on one page is printed.
+    With ``--multirun``, Hydra runs every job in this way, with the job's folder as the run's folder. A run folder on
+    the command line becomes the sweep's folder. At the end, a command is printed that reports all runs on one page.
 
     Raises ``SystemExit`` with a message if the overrides cannot be composed or the config is invalid.
     """
@@ -68,7 +68,7 @@ def run_hydra(
 
 
 def _folder_of_sweep(word: str) -> str:
-    """Replace an override of the run's folder by one of the sweep's folder, which has a subfolder for each job.
+    """Replace an override of the run's folder with one of the sweep's folder, which has a subfolder for each job.
 
     Otherwise, all jobs would share one folder, and the second job would resume the first. All other arguments, and
     folders that contain ``$`` or ``,``, are returned unchanged.

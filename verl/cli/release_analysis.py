@@ -36,7 +36,7 @@ NAMES = {
     **{name: name for name in ("seed", "device", "reward_score", "trainer.experiment_name", "trainer.n_gpus_per_node")},
     **{f"trainer.{field.name}": f"trainer.{field.name}" for field in fields(MachineOptions)},
 }
-"""Option or group of an analysis -> its counterpart in training."""
+"""Maps each option or group of an analysis to its counterpart in training."""
 
 NO_COUNTERPART: dict[str, Any] = {
     "rollout.name": "vllm",
@@ -49,7 +49,7 @@ NO_COUNTERPART: dict[str, Any] = {
     "model.override_config": {},
     "model.lora_adapter_path": None,
 }
-"""Options that affect responses but do not exist in an analysis, with the only value allowed for each option."""
+"""Options that affect responses but do not exist in an analysis, with the only value that is allowed for each."""
 
 
 def analysis_arguments(line: CommandLine) -> list[str] | None:

@@ -65,7 +65,7 @@ def clip_ratio_low(option: Option, value: str, line: CommandLine) -> list[str]:
 # veRL's rejection rules.
 
 RATIO_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-"""Rules with bounds on p_trainer / p_rollout -> our rules, with bounds on the inverse."""
+"""Maps rules with bounds on p_trainer / p_rollout to our rules, which bound the inverse ratio."""
 
 
 def rollout_rs(option: Option, value: str, line: CommandLine) -> list[str]:
@@ -213,6 +213,6 @@ def suffix(option: Option, value: str, line: CommandLine) -> list[str]:
 FLAGS = load_table("release_flags.yaml", globals(), "scalar")
 """The release's flags, without dashes."""
 RELEASE = load_table("release_options.yaml", globals(), "unquoted")
-"""The release's Hydra options that do not exist in veRL or have a different meaning in veRL."""
+"""Hydra options of the paper's release that do not exist in veRL or have a different meaning there."""
 VERL = load_table("verl_options.yaml", globals(), "same")
 """veRL's options; ``group.*`` matches the options in a group that have no row of their own."""

@@ -1,8 +1,8 @@
 """Reads the YAML tables that translate options of other command lines to ours.
 
-A file contains a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to our options
-that start with a dot. In all strings, ``$theirs`` and ``$ours`` are replaced by these two prefixes. A row is either the
-name of our option or a mapping with these keys:
+Each file contains a list of ``groups``. A group's prefix ``group`` is prepended to the names of its rows, and its
+prefix ``ours`` to our options that start with a dot. In all strings, ``$theirs`` stands for ``group`` and ``$ours`` for
+``ours``. A row is either the name of our option or a mapping with these keys:
 
 - ``to``: our option, or several, to set to the value; ``as``: its conversion, one of ``CONVERSIONS``
 - ``values``: values that are spelled differently here; ``skip``: values that do not set our option
@@ -34,13 +34,13 @@ class CommandLine:
     """Arguments of ``train.sh``, sorted by kind."""
 
     flags: dict[str, str]
-    """Flags of the release with their values; a flag with an empty value is unset."""
+    """Flags of the release with their values. A flag with an empty value counts as unset."""
     overrides: list[str]
-    """Hydra overrides of our options, veRL's or the release's."""
+    """Hydra overrides for our options, for veRL's or for those of the release."""
     hydra: list[str]
     """Hydra's own flags with their values."""
     ignored: list[str] = field(default_factory=list)
-    """Names of options that have no effect here."""
+    """Names of options that have no effect in VERL."""
 
     @cached_property
     def options(self) -> dict[str, str]:
@@ -98,7 +98,7 @@ class Option:
     meaning: str = ""
 
     def translate(self, value: str, line: CommandLine) -> list[str]:
-        """Return our overrides for the option's value as typed.
+        """Return the overrides of our options for a value as typed by the user.
 
         Raises ``FlagError`` if the option, or this value, is rejected.
         """

@@ -1,6 +1,6 @@
 """Translates the training command line, which accepts Hydra overrides and options of veRL and the paper's release.
 
-YAML tables map each option and flag to our schema, which contains each option once, under our name.
+YAML tables map all options and flags to our schema, in which each option has only one name.
 """
 
 import re
@@ -54,7 +54,7 @@ USER_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd
 """Hydra's flags for adding the user's own configurations."""
 
 Find = Callable[[str], tuple[Option, str] | None]
-"""Function that returns the row and the mapping entry for an option's name, or None if there is no row."""
+"""Function that returns the table row and the mapping entry for an option's name, or None if there is no row."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
@@ -69,7 +69,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
 
 
 def require_one_configuration(line: CommandLine) -> None:
-    """Raise ``FlagError`` if a command that shows a configuration is a sweep."""
+    """Raise ``FlagError`` if a sweep contains a flag that shows a configuration."""
     if MULTIRUN & {*line.hydra} and {"--cfg", "-c", "--info", "-i"} & {part.partition("=")[0] for part in line.hydra}:
         raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
 
@@ -92,7 +92,7 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def overrides_of(line: CommandLine) -> list[str]:
-    """Return the Hydra command line for sorted arguments; see :func:`translate`."""
+    """Return the Hydra command line for sorted arguments (see :func:`translate`)."""
     require_one_configuration(line)
     page = "TRAINING_CONFIG.md"
     if is_verl(line.overrides):
@@ -116,7 +116,7 @@ def overrides_of(line: CommandLine) -> list[str]:
 
 
 def _with_our_options(line: CommandLine) -> CommandLine:
-    """Convert a veRL command to our overrides, without the flags that name veRL's configuration."""
+    """Convert a veRL command to our overrides, and drop the flags that select veRL's configuration."""
     line = with_verl_file(line)
     line = replace(line, overrides=[_resolved(override, line.options) for override in line.overrides])
     translated, others = _translated(line, find_verl)
@@ -130,14 +130,14 @@ def _with_our_options(line: CommandLine) -> CommandLine:
 
 
 def _resolved(text: str, values: Mapping[str, str]) -> str:
-    """Return ``text`` with ``${option}`` replaced by the command's ``values``; Hydra resolves other references."""
+    """Return ``text`` with ``${option}`` replaced by the command's ``values``. Hydra resolves other references."""
     for _ in range(5):  # a value may refer to another option
         text = re.sub(r"\$\{(\w+(?:\.\w+)+)\}", lambda name: unquoted(values.get(name[1], name[0])), text)
     return text
 
 
 def _translated(line: CommandLine, find: Find) -> tuple[list[str], list[str]]:
-    """Return the translations of all overrides that have a table row, followed by the remaining overrides.
+    """Return the translations of all overrides that have a table row, and the remaining overrides.
 
     If an option is set more than once, the last value takes effect, as in Hydra.
     """
@@ -191,7 +191,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """Add ``preset=foreign`` to ``overrides`` if they select no preset and a model that is not embedded.
+    """Add ``preset=foreign`` to ``overrides`` if they select a model other than the embedded one but no preset.
 
     Raises ``FlagError`` if a sweep contains both the embedded model and other models.
     """
@@ -228,7 +228,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
 
 
 def _choices(override: str) -> list[str]:
-    """Expand a sweep into its overrides; return the override itself if it is not a sweep."""
+    """Return one override for each value of a sweep, or only ``override`` itself if it is not a sweep."""
     try:
         parsed = OverridesParser.create().parse_overrides([override])[0]
         return [f"{override_key(override)}={value}" for value in parsed.sweep_string_iterator()]
@@ -237,7 +237,7 @@ def _choices(override: str) -> list[str]:
 
 
 def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool]:
-    """Return the ``model.path`` that these overrides set, and whether a user's file chooses a preset.
+    """Return the ``model.path`` that the overrides result in, and whether a user's configuration selects a preset.
 
     Raises ``ConfigError`` if an override is invalid.
     """
@@ -263,7 +263,7 @@ def _hydra_value(hydra: Sequence[str], flags: Sequence[str]) -> str:
 def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] | None = None) -> CommandLine:
     """Sort the arguments into flags, overrides and Hydra's flags.
 
-    If given, ``refuse`` is called with the name and value of each override and unknown flag to raise a clearer error.
+    ``refuse`` is called with the name and value of each override and unknown flag, and may raise a clearer error.
 
     Raises ``FlagError`` if a flag is unknown or its value is missing.
     """

@@ -10,14 +10,14 @@ from difflib import get_close_matches
 
 
 class FlagError(ValueError):
-    """A command line that cannot be translated; the message names the flag and the fix."""
+    """Raised if a command line cannot be translated. The message names the flag and the fix."""
 
 
 # Conversions of flag values, which are plain text.
 
 
 def scalar(text: str) -> str:
-    """Convert a flag's value: a number, a boolean in any case, or a word; comma-separated values form a sweep."""
+    """Convert a number, a boolean in any case, or a word to Hydra's syntax. Comma-separated values form a sweep."""
     return ",".join(word(part.strip()) for part in text.split(","))
 
 
@@ -29,7 +29,7 @@ def quoted(text: str) -> str:
 
 
 def listed(text: str) -> str:
-    """Convert a list as in Python, ``['a b', 'c']``, as in Hydra, ``[a b,c]``, or without brackets, ``40,80``."""
+    """Convert a Python list (``['a b', 'c']``), a Hydra list (``[a b,c]``), or a list without brackets (``40,80``)."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -82,7 +82,7 @@ def path(value: str) -> str:
 
 
 def elements(value: str) -> list[str]:
-    """Return the entries of a list in the syntax of Hydra, Python or JSON; a single value becomes a list."""
+    """Return the entries of a list in the syntax of Hydra, Python or JSON. A single value becomes a list."""
     text = unquoted(value)
     try:
         read = ast.literal_eval(text)
@@ -98,14 +98,14 @@ def files(value: str) -> str:
 
 
 def frequency(value: str) -> str:
-    """Convert a number of steps between events; 0, negative numbers, null and false, which mean never, become -1."""
+    """Convert an interval in steps. Values that mean never (0, negative numbers, null and false) become -1."""
     text = same(unquoted(value))
     off = text in ("false", "null") or text == "0" or text.startswith("-")
     return "-1" if off else text
 
 
 def count_or_zero(value: str) -> str:
-    """Convert a limit; null and negative numbers become 0, which means no limit."""
+    """Convert a limit. Null and negative numbers become 0, which means no limit."""
     text = same(unquoted(value))
     return "0" if text == "null" or text.startswith("-") else text
 

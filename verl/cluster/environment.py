@@ -20,10 +20,10 @@ PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*",
 """Name patterns of environment variables that are always passed to the workers on every machine."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")
-"""Variables whose values apply to one machine only. Ray and the run set these variables on other machines."""
+"""Variables whose values apply to one machine only. Ray and the run set them separately on every other machine."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
-"""Pattern for names of variables whose values must not be logged. Ray logs a worker's declared environment."""
+"""Pattern for names of variables whose values must not be logged. Ray logs the variables declared for a worker."""
 
 
 def passed_variables(names: Sequence[str] = ()) -> dict[str, str]:

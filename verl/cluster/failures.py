@@ -1,4 +1,4 @@
-"""Classifies failures: program errors, which would recur; machine failures, after which runs resume; lack of memory."""
+"""Classifies failures as recurring program errors, machine failures after which runs resume, or lack of memory."""
 
 import re
 import resource
@@ -31,7 +31,7 @@ ON_GPU = {
 FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
 ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
 ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
-"""Values for the placeholders if the host runs out of memory and the models run on the CPU."""
+"""Values for the placeholders in :data:`FIXES` if the host runs out of memory and the models run on the CPU."""
 BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
 """Fix to suggest if the host runs out of memory although the models are on GPUs."""
 
@@ -76,20 +76,20 @@ PHASES = {
     **dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor"),
     "critic.update": "update_critic",
 }
-"""Maps each worker method whose phase has a different name in the log to that name."""
+"""Maps worker methods to the names of their phases in the log, where these are different."""
 
 ENGINE_MESSAGES = (
     "No available memory for the cache blocks",
     "is less than desired GPU memory utilization",
     "is larger than the available KV cache memory",
 )
-"""Substrings of the messages of ``ValueError`` exceptions that vLLM raises if an engine has too little memory."""
+"""Substrings of the ``ValueError`` messages that vLLM raises if an engine has too little memory."""
 
 RAY_REPORT = (r"actual memory used=([\d.]+)GB", r" was ([\d.]+)GB used / ([\d.]+)GB limit")
-"""Patterns in Ray's report on a worker that it killed: memory of the worker and of its machine. Ray's GB are GiB."""
+"""Patterns for the memory use of a killed worker and of its machine in Ray's report. Ray's GB are GiB."""
 
 DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
-"""Substrings of ``RuntimeError`` messages about lack of memory, from torch on a CPU, CUDA, and vLLM's warm-up."""
+"""Substrings of the ``RuntimeError`` messages of torch on a CPU, CUDA and vLLM's warm-up if memory is exhausted."""
 
 
 class WorkerError(RuntimeError):
@@ -112,7 +112,7 @@ class MachineError(WorkerError):
 
 
 class HeadLost(MachineError):
-    """Raised if the head of the Ray cluster is lost, and thus the whole cluster."""
+    """Raised if the head of the Ray cluster, and thus the whole cluster, is lost."""
 
 
 class NoRoom(MachineError):
@@ -159,7 +159,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def fix(method: str, terms: Mapping[str, str]) -> str:
-    """Return how to lower the memory use of ``method``, where ``terms`` is :data:`ON_GPU` or :data:`ON_CPU`."""
+    """Return advice on lowering the memory use of ``method``, where ``terms`` is :data:`ON_GPU` or :data:`ON_CPU`."""
     return FIXES.get(method, "{hold}").format_map(terms)
 
 

@@ -3,8 +3,8 @@
 python -m verl.cluster.launch PYTHON -m MODULE ARGUMENT ...
 
 scripts/cluster.sh runs this module with the variables described in docs/multinode.md. Machine 0 starts the cluster and
-runs the command. All other machines join, wait, and exit with the command's exit code. The exit code is sent through
-the cluster itself, so no shared folder is needed.
+runs the command. All other machines join the cluster, wait for the command, and exit with its exit code. The exit code
+is sent through the cluster itself, so no shared folder is needed.
 """
 
 import os
@@ -38,9 +38,9 @@ PATIENCE_S = 20.0
 LOST_S = 30.0
 """Seconds without a reply from the head after which a machine gives up."""
 GOODBYE_S = 15.0
-"""Seconds to wait for other machines to read the exit code, and for an ending cluster to free its port."""
+"""Seconds to wait for other machines to read the exit code, and for a stopped cluster to free its port."""
 FAILED_S = 10.0
-"""Seconds for which machine 0 keeps its failure mark. Marks older than 1.5 times this value are ignored."""
+"""Seconds for which machine 0 keeps the file ``failed``. Files older than 1.5 times this value are ignored."""
 FILES = ("token", "address", "failed", "ray-*.log")
 """Patterns of the names of files written to ``VERL_CLUSTER_DIR``."""
 
@@ -124,7 +124,7 @@ def address(host: str) -> str:
 
 
 def claim(start: Start) -> str:
-    """Return machine 0's own address. Raise ``ConfigError`` if another cluster uses the folder or port."""
+    """Return the address of machine 0. Raise ``ConfigError`` if another cluster uses the folder or port."""
     require_private(start.folder)
     own, deadline = address(start.host), time.monotonic() + GOODBYE_S
     head = f"{own}:{start.port}"
@@ -165,7 +165,7 @@ def wait(start: Start, limit_s: float) -> str:
 
 
 def _find_head(start: Start) -> tuple[str, str]:
-    """Return the head's address (read from the folder if its name does not resolve) and the problem with it, or ""."""
+    """Return the head's address (from the folder if its name does not resolve) and a problem with it, if any, or ""."""
     head, path = "", os.environ.get("RAY_AUTH_TOKEN_PATH")
     with suppress(OSError):
         found = socket.gethostbyname(start.host)
@@ -254,7 +254,7 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
 
 
 def _ray_settings() -> dict[str, str]:
-    """Return settings that make Ray give up on an unresponsive machine or head after the same time as the run."""
+    """Return settings that give Ray the same timeout as the run for an unresponsive machine or head."""
     silent_s = int(os.environ.get("VERL_DETECTION_S", 60))
     settings = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
     settings |= {"health_check_failure_threshold": 3, "gcs_rpc_server_reconnect_timeout_s": silent_s}
@@ -286,7 +286,7 @@ def with_nnodes(command: Sequence[str], nnodes: int) -> list[str]:
 
 
 def publish(head: str, code: int, others: int) -> None:
-    """Publish the exit code and wait until all other machines have read it. Return at once if the head is lost."""
+    """Publish the exit code and wait until all other machines have read it. Return immediately if the head is lost."""
     deadline = time.monotonic() + GOODBYE_S
     if reachable(head):
         with suppress(RpcError):
@@ -322,7 +322,6 @@ def follow(head: str, rank: int, ray: RayProcess) -> int:
 
 
 def main() -> None:
-    """Run the command line."""
     command, env = sys.argv[1:], os.environ
     try:
         if head := env.get("RAY_ADDRESS"):

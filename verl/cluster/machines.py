@@ -17,17 +17,17 @@ LOOK_S = 1.0
 ANSWER_S = 20.0
 """Maximum number of seconds for a machine to start a process and respond."""
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
-"""Maps each device type to Ray's name of the resource."""
+"""Maps each device type to the name of Ray's resource."""
 
 
 Say = Callable[[str], None]
-"""Function that prints a line to the user."""
+"""Function that prints a line for the user."""
 Interrupt = Callable[[], None]
 """Function that is called at least once a second during a wait. If the function raises an exception, the wait ends."""
 
 
 def never() -> None:
-    """Do nothing; used as :data:`Interrupt` if nothing is to end a wait."""
+    """Do nothing. This is the default :data:`Interrupt`, which never ends a wait."""
 
 
 class Machine(NamedTuple):
@@ -50,7 +50,7 @@ class MachineSetup(NamedTuple):
 
 
 def living_machines() -> dict[str, Machine]:
-    """Return the living machines, keyed by node id. Ray takes a while to notice that a machine is lost."""
+    """Return the machines that are alive, keyed by node id. Ray takes a while to notice that a machine is lost."""
     return {
         node["NodeID"]: Machine(node["NodeManagerHostname"], node["Resources"], node["Labels"].get("verl-rank", ""))
         for node in ray.nodes()
@@ -59,7 +59,7 @@ def living_machines() -> dict[str, Machine]:
 
 
 def machines_with(count: int, device_type: str) -> dict[str, Machine]:
-    """Return the living machines that have at least ``count`` GPUs or CPUs, keyed by node id."""
+    """Return the machines that are alive and have at least ``count`` GPUs or CPUs, keyed by node id."""
     return {
         node: machine
         for node, machine in living_machines().items()
@@ -75,7 +75,7 @@ def run_on(
 ) -> dict[str, Any]:
     """Run a function once on each machine. ``calls`` maps the machines' node ids to the function's arguments.
 
-    Returns results by node id, except for machines that were lost or did not respond within ``limit_s``. Raises
+    Returns the results keyed by node id, without machines that were lost or did not respond within ``limit_s``. Raises
     ``RayTaskError`` if the function raised an exception.
     """
     task: Any = ray.remote(function)
@@ -144,7 +144,7 @@ def gather_machines(
 def wait_for_room(
     groups: Sequence[tuple[int, int]], device_type: str, limit_s: float, say: Say, interrupt: Interrupt
 ) -> None:
-    """Wait until the cluster has room for all ``groups``, given as (machines, workers per machine), at the same time.
+    """Wait until the cluster has room for all ``groups`` of (machines, workers per machine) at the same time.
 
     Raises ``NoRoom`` if there is not enough room after ``limit_s`` seconds.
     """
@@ -164,7 +164,7 @@ def wait_for_room(
 
 
 def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
-    """Return whether machines with ``sizes`` devices have room for all ``groups`` (machines, devices per machine).
+    """Return whether machines with ``sizes`` devices have room for all ``groups`` of (machines, devices per machine).
 
     Each group uses the smallest machines that have enough room.
     """
@@ -179,7 +179,7 @@ def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
 
 
 def _counts(count: Callable[[], int], nnodes: int, say: Say, interrupt: Interrupt) -> Iterator[tuple[int, float]]:
-    """Yield the number of machines and the seconds waited, and log changes, until there are ``nnodes`` machines."""
+    """Yield the number of machines and the seconds waited until there are ``nnodes`` machines, and log all changes."""
     started, seen = time.monotonic(), -1
     while (there := count()) < nnodes:
         yield there, time.monotonic() - started

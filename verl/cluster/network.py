@@ -12,13 +12,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def loopback_interface() -> str:
-    """Return the name of the network interface of ``LOOPBACK``."""
     interfaces: dict[str, Any] = psutil.net_if_addrs()
     return next(name for name, entries in interfaces.items() if any(entry.address == LOOPBACK for entry in entries))
 
 
 def reachable(address: str, timeout_s: float = 2.0) -> bool:
-    """Return whether a process accepts connections at ``address``, ``host:port``."""
+    """Return whether a process accepts connections at ``address`` (``host:port``)."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         return False
@@ -30,7 +29,7 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
 
 
 def own_addresses() -> dict[str, str]:
-    """Return the network interfaces of this machine by IPv4 address, excluding the loopback."""
+    """Return the network interfaces of this machine, except for loopback, keyed by IPv4 address."""
     return {
         entry.address: name
         for name, entries in psutil.net_if_addrs().items()

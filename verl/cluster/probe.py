@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of the installed packages among ``packages``, by package."""
+    """Return the versions of all ``packages`` that are installed, keyed by package name."""
     found = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -127,10 +127,10 @@ def room_for_checkpoint(folder: Path) -> int:
 def survey(
     placement: PlacementGroup, folder: Path, models: Sequence[str], files: Sequence[str], interrupt: Interrupt = never
 ) -> list[MachineSetup]:
-    """Check the machine of every bundle in a placement group, and return the bundles' setups in order.
+    """Check the machine of every bundle in a placement group, and return the setups in the order of the bundles.
 
-    Raises ``ConfigError`` if machines have problems. The message has a line for each problem, which names the machine.
-    Raises ``MachineError`` if a machine is lost during the check or does not respond in time.
+    Raises ``ConfigError`` if machines have problems. Each line of the message describes one problem and names the
+    machine. Raises ``MachineError`` if a machine is lost during the check or does not respond in time.
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"

@@ -30,10 +30,8 @@ LONGEST_ADDRESS = 1000
 def cluster_address() -> str:
     """Return ``host:port`` of the run's cluster, or "" if the run starts a local cluster, as with RAY_ADDRESS=local.
 
-    The address is RAY_ADDRESS or, if unset or ``auto``, the cluster that ``ray start`` started or joined here.
-
-    Raises:
-        ConfigError: If RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
+    The cluster is at RAY_ADDRESS or, if unset or ``auto``, is the one that ``ray start`` started or joined here. Raises
+    ``ConfigError`` if RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
     """
     wanted = os.environ.get("RAY_ADDRESS", "")
     if wanted == "local":
@@ -54,7 +52,7 @@ def cluster_address() -> str:
 
 
 def _started_address() -> str:
-    """Return the address in the file of ``ray start``. Any user can write the file, and it survives a killed head."""
+    """Return the address in the file of ``ray start``. Any user can write the file, and it outlives a killed head."""
     file = Path(get_ray_address_file(None))
     try:
         # Reading a pipe might never return.
@@ -146,7 +144,7 @@ def has_token() -> bool:
 
 
 def use_token() -> None:
-    """Make Ray send its token if it has one. By default, Ray does so only if it finds the cluster's address itself."""
+    """Make Ray send its token if it has one. By default, Ray sends it only to a cluster that it has found itself."""
     if has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         Config.initialize("")  # reads the environment again

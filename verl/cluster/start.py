@@ -66,7 +66,7 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
     """Return ``cuda`` or ``cpu``. Resolve ``auto`` to ``cuda`` if there is a GPU, otherwise to ``cpu``.
 
-    A GPU that torch cannot use raises an error. Otherwise, a run might use the CPU for days before the user notices.
+    A GPU that torch cannot use causes an error, since a run might otherwise use the CPU for days unnoticed.
 
     On a cluster, all machines are checked for GPUs, since they may differ from this machine.
 
@@ -118,8 +118,8 @@ def gpus_per_machine() -> int:
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
     """Connect to the Ray cluster at :func:`cluster_address`, or start a local cluster, for the duration of the block.
 
-    A local cluster has ``object_store_mb`` of shared memory and is stopped after the block. A local cluster leaves no
-    processes and no token in the home folder. Ray's files are kept only if the block raised an exception.
+    A local cluster has ``object_store_mb`` MiB of shared memory and is stopped after the block. It leaves behind
+    neither processes nor a token in the home folder. Ray's files are kept only if the block raised an exception.
 
     Raises ``ConfigError`` if the cluster does not respond or rejects the token, or if a local cluster does not start.
     """
@@ -167,9 +167,9 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
 
 
 def _init_ray(**options: Any) -> None:
-    """Call ``ray.init``, and retry if a local cluster does not start within the half minute that Ray waits.
+    """Call ``ray.init``, and retry if a local cluster does not start within Ray's timeout of half a minute.
 
-    Slow starts happen on a busy machine, on which processes of the previous attempt may still be exiting. Raises
+    Ray starts slowly on a busy machine, where processes of the previous attempt may still be exiting. Raises
     ``ConfigError`` after the last attempt.
     """
     for tries_left in reversed(range(START_TRIES)):

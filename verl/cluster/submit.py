@@ -1,4 +1,4 @@
-"""Runs a script of the checkout as a job on a Ray cluster.
+"""Runs a script from the repository checkout as a job on a Ray cluster.
 
 python -m verl.cluster.submit ADDRESS FOLDER SCRIPT ARGUMENT ...
 
@@ -21,13 +21,12 @@ from verl.cluster.environment import is_secret, passed_variables
 from verl.cluster.ray_head import use_token
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")
-"""Variables that the script itself reads. Set secrets in the cluster's environment: Ray shows a job's variables."""
+"""Variables that the script itself reads. Set secrets in the cluster's environment, since Ray shows job variables."""
 
 ENDED = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1}
 
 
 def main() -> None:
-    """Run the command line."""
     address, folder, script, *arguments = sys.argv[1:]
     job = ""
     try:

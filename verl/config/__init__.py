@@ -1,4 +1,4 @@
-"""Frozen dataclasses that define the schema of VERL's configuration; importing them is fast."""
+"""Frozen dataclasses that define the schema of VERL's configuration. Importing them is fast."""
 
 from verl.config.common import OptimConfig
 from verl.config.data import DataConfig

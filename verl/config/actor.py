@@ -25,9 +25,9 @@ CLIP_RANGES = {
     "dppo_tv": (0.15, 0.15),
     "dppo_kl": (0.05, 0.05),
 }
-"""``actor.policy_loss`` -> default lower and upper clip range. GSPO (arXiv 2507.18071, section 5.1) clips the mean
-ratio over a response, GMPO (arXiv 2507.20673) clips log-ratios, CISPO (arXiv 2506.13585) has no lower bound, and DPPO
-(arXiv 2602.04879) bounds divergences. Other losses use PPO's range (arXiv 1707.06347)."""
+"""Maps ``actor.policy_loss`` to the default lower and upper clip range. GSPO (arXiv 2507.18071, section 5.1) clips the
+mean ratio over a response, GMPO (arXiv 2507.20673) clips log-ratios, CISPO (arXiv 2506.13585) has no lower bound, and
+DPPO (arXiv 2602.04879) bounds divergences. Other losses use PPO's range (arXiv 1707.06347)."""
 
 LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high", "clip_ratio_c"),
@@ -42,7 +42,7 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "clip_cov": ("clip_low", "clip_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
     "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
 }
-"""``actor.policy_loss`` -> the options that it uses."""
+"""Maps ``actor.policy_loss`` to the options that it uses."""
 
 SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
 """Policy losses that, by default, average first over the tokens of each response and then over responses."""
@@ -56,19 +56,19 @@ class LearnerConfig(Group):
 
     ppo_mini_batch_size: PositiveInt
     """Number of prompts per optimizer step over all workers, at most ``data.train_batch_size``. It need not divide the
-    batch size or be a multiple of the number of workers, because shares are padded with rows that have no effect."""
+    batch size or be a multiple of the number of workers, because the workers' shares are padded with masked samples."""
     ppo_epochs: PositiveInt
     """Number of passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
-    """Number of responses per forward and backward pass on one worker; affects memory and speed, never the gradient.
-    It need not divide a worker's share of a mini-batch, unlike in veRL: a smaller last pass is weighted accordingly."""
+    """Number of responses per forward and backward pass on one worker. It affects memory and speed, never the gradient.
+    Unlike in veRL, it need not divide a worker's share of a mini-batch. A smaller last pass is weighted by its size."""
     use_dynamic_bsz: bool
     """Fill micro-batches by token count instead of response count, and balance tokens over workers. Responses that
     share a prompt (``model.share_prompts``) stay together. The gradient does not change."""
     ppo_max_token_len_per_gpu: PositiveInt
     """Maximum number of prompt and response tokens per forward and backward pass on one worker if ``use_dynamic_bsz``
-    is set. Workers that split sequences (``model.ulysses_sequence_parallel_size``) add up their limits, and the sum
-    must fit a whole sequence. A shared prompt counts once, plus 1/16 of its length for each additional response."""
+    is set. If workers split sequences (``model.ulysses_sequence_parallel_size``), the sum of their limits must fit a
+    whole sequence. A shared prompt counts once, plus 1/16 of its length for each additional response."""
     optim: OptimConfig
 
 
@@ -89,29 +89,29 @@ class ActorConfig(LearnerConfig):
     too much; ``dppo_kl`` excludes tokens whose binary KL divergence is too large (arXiv 2602.04879). ``sapo`` smoothly
     reduces a token's gradient as its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov``
     is ``ppo_clip`` without a few randomly chosen tokens whose advantage and log-probability have a large covariance;
-    ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Any
-    other value names a custom function, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
+    ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Other
+    values are custom functions, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
     policy_loss_kwargs: dict[str, Any]
     """Additional keyword arguments of a custom policy loss."""
     clip_ratio_low: float | None
     """Lower clip range, in (0, 1]: the probability ratio is clipped at 1 - ``clip_ratio_low``. For ``gmpo``, it applies
-    to the log-ratio and may be any positive number. For ``dppo_tv`` it bounds the decrease of the probability, and for
+    to the log-ratio and may be any positive number. For ``dppo_tv``, it bounds the decrease of the probability, and for
     ``dppo_kl`` the divergence of tokens with negative advantages. Null selects the default of ``policy_loss``: 3e-4 for
     ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for
     other losses."""
     clip_ratio_high: PositiveFloat | None
-    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv`` it bounds the
+    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv``, it bounds the
     increase of the probability, and for ``dppo_kl`` the divergence of tokens with positive advantages. Null selects
     4e-4 for ``gspo``, 0.4 for ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
-    -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, the maximum weight of a token. Null sets no limit."""
+    -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, it is the maximum weight of a token. Null sets no limit."""
     tau_pos: PositiveFloat
-    """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
+    """Temperature of ``sapo`` for positive advantages, above 0. The gradient decays faster at larger temperatures."""
     tau_neg: PositiveFloat
     """Like ``tau_pos``, but for zero and negative advantages."""
     dro_beta: PositiveFloat | None
-    """Weight of half the squared log-ratio in ``dro``, above 0; required for ``dro``, and null for other losses."""
+    """Weight of half the squared log-ratio. It must be above 0 for ``dro``, and null for other losses."""
     clip_cov_ratio: Share
     """Share of a micro-batch's tokens that ``clip_cov`` excludes, in (0, 1]."""
     clip_cov_lb: float
@@ -132,12 +132,12 @@ class ActorConfig(LearnerConfig):
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
-    """Compute probability ratios, and the KL divergence in the reward, from the log-probabilities that the rollout
-    engine recorded, instead of recomputing these before the update. This saves a forward pass and omits the metrics
+    """Compute probability ratios and the KL divergence in the reward from the log-probabilities recorded by the rollout
+    engine, instead of recomputing them before the update. This saves a forward pass and omits the metrics
     ``rollout_corr/*``, unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
-    metric or the advantage estimator needs that pass. Since the ratio already corrects for the engine,
-    ``algorithm.rollout_correction.rollout_is`` requires ``policy_loss=gpg``, and its weights come from the policy being
-    trained."""
+    metric or the advantage estimator needs that pass. Since the ratio already corrects for the mismatch with the
+    engine, ``algorithm.rollout_correction.rollout_is`` requires ``policy_loss=gpg``, and its weights come from the
+    policy being trained."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
@@ -147,15 +147,15 @@ class ActorConfig(LearnerConfig):
     absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratios are clamped to [-20,
     20] and whose values are clamped to at most 10, where the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
     value but uses the gradient of ``k2``, which is never clamped and is the exact gradient on policy. ``k1`` without
-    ``+`` has a zero-mean gradient on policy and prints a warning. Any other value names a custom estimator,
+    ``+`` has a zero-mean gradient on policy and prints a warning. Other values are custom estimators,
     ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``kl_loss_type``."""
     use_unbiased_kl: bool
     """Weight the KL estimate by the probability ratio between the policy and the sampling policy, with log-ratios
     clamped to [-20, 20]. This keeps the gradient unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv
-    2512.02556). This also corrects the gradient of ``k1``. For ``k1``, ``k3`` and custom estimators, the weight is also
-    differentiated."""
+    2512.02556) and corrects the gradient of ``k1``. For ``k1``, ``k3``, ``abs`` and custom estimators, the gradient
+    also flows through the ratio."""
 
     def check(self) -> None:
         loss = self.policy_loss

@@ -36,14 +36,14 @@ class AnalysisOptions(Group):
     """Prompt files in veRL's layout (docs/data.md). Each file is analysed like a benchmark of the same name, and every
     prompt must be a single user turn."""
     layer: int
-    """Layer whose metrics keep the release's names without a prefix, and whose hidden states are compared between
-    responses. Metrics of other layers are named ``layer_1/<name>`` etc., in the order of ``calculator.layers``."""
+    """Layer whose metrics have the release's names without a prefix, and whose hidden states are compared between
+    responses. Metrics of other layers are prefixed with ``layer_1/`` etc., in the order of ``calculator.layers``."""
     confidence_k: PositiveInt
     """Number of most frequent tokens over which ``response_confidence`` averages, at least 1."""
     repetition_n: PositiveInt
     """Length of the n-grams in ``n_gram_repetition_rate``, at least 1."""
     kl_floor: Annotated[float, within("(0, 1)")]
-    """Minimum token frequency in ``pairwise_kl_div``, in (0, 1); disjoint token sets yield about -log(kl_floor)."""
+    """Minimum token frequency in ``pairwise_kl_div``, in (0, 1). Disjoint token sets yield about -log(kl_floor)."""
     reflection_words: list[str]
     """Words and phrases that ``reflection_words`` counts, ignoring case and matching whole words only."""
     response_pairs: list[Pair]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 from verl.config.checks import NAMES_ONCE, NAMES_ONE, Group, PositiveInt, custom_or, require_import_path
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
-"""Metrics of a response at one layer; ``calculator.metric_indices`` contains indices into this list."""
+"""Metrics of a response at one layer. ``calculator.metric_indices`` contains indices into this list."""
 
 TokenMetric = Literal["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
 """Token metrics, which need no hidden states, named as in the paper's later release."""
@@ -24,25 +24,25 @@ class CalculatorConfig(Group):
     """Options of the rank metrics, which are computed from hidden states."""
 
     enable: bool
-    """Capture hidden states and compute rank metrics; required by ``reward_manager.add_reward`` and ``add_adv``."""
+    """Capture hidden states and compute rank metrics, as required by ``reward_manager.add_reward`` and ``add_adv``."""
     source: Literal["rollout", "actor"]
-    """Source of the hidden states: ``rollout`` is the engine during sampling; ``actor`` is the forward pass that
-    computes the policy's log-probabilities, for engines that cannot return hidden states. With ``actor``, validation
-    requires an additional forward pass. Evaluations support only ``rollout``."""
+    """Source of the hidden states. ``rollout`` uses those of the engine during sampling. ``actor`` uses those of the
+    forward pass that computes the policy's log-probabilities, for engines that cannot return hidden states. With
+    ``actor``, validation requires an additional forward pass. Evaluations support only ``rollout``."""
     compare_versions: bool
     """With ``source=rollout``, also measure responses sampled by older weights (``async_training``) under the policy
-    that learns from them. Differences in effective rank, velocity and acceleration are logged by lag (docs/metrics.md);
-    learning is not affected. This requires the same extra forward pass as ``source=actor``."""
+    that learns from them. Differences in effective rank, velocity and acceleration are logged by lag (docs/metrics.md).
+    Training is not affected. This requires the same extra forward pass as ``source=actor``."""
     layers: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
-    """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, others
-    are decoder outputs. They are logged in this order as ``layer_1``, ``layer_2``, ...; Phi is averaged over them."""
+    """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, and all
+    others are decoder outputs. They are logged in this order as ``layer_1`` etc., and Phi is averaged over them."""
     metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """Metrics by index, from 0: Response Entropy 1, Effective Rank, Traditional Rank, Curvature, Log Effective Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
     metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. Custom
-    metrics require decomposing every prefix, which is slower than any built-in metric except 2. The analysis computes
-    them only for whole responses."""
+    metrics require a decomposition of every prefix, so they are slower than all built-in metrics except 2. The analysis
+    computes custom metrics only for whole responses."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
     """Token metrics for ``reward_manager`` and the log, in nats, identical in every layer and without velocity:
     ``avg_log_probs``, the mean log-probability of the response's tokens under the policy; ``avg_response_entropy``, the
@@ -61,8 +61,8 @@ class CalculatorConfig(Group):
     release's method ``batched``). Also applies to ``compute_cumulative_global_metrics``."""
     max_seq_len: PositiveInt | None
     """Maximum number of tokens per response used for velocity and acceleration (512 in the paper's first release), or
-    null for all. With ``after_stride_and_whole``, the whole response is not added as a prefix if it was cut; with
-    ``at_stride_and_whole``, it is added unless the other prefixes reach the cut."""
+    null for all. If a response is cut, ``after_stride_and_whole`` does not add the whole response as a prefix, and
+    ``at_stride_and_whole`` adds it unless the other prefixes reach the cut."""
     max_seq_len_from: Literal["end", "start"]
     """Part of the response that ``max_seq_len`` keeps: the last tokens (``end``) or the first (``start``)."""
     metrics_dtype: Literal["float64", "bfloat16"]
@@ -79,7 +79,7 @@ class CalculatorConfig(Group):
     ``original`` computes a slow float64 singular value decomposition of every prefix, for comparison."""
     workspace_mb: PositiveInt
     """Memory limit in MiB for computing the spectra of one response, at least 1. vLLM leaves room for it when sizing
-    the KV cache. A lower limit is slower, because long responses are factored in smaller blocks of rows. Only D x D
+    the KV cache. A lower limit is slower, because long responses are factorized in smaller blocks of rows. Only D x D
     matrices may exceed the limit (docs/spectral.md, "Memory")."""
     on_nonfinite: Literal["raise", "mask", "zero"]
     """Treatment of responses whose hidden states contain NaN or infinity. ``raise`` ends the run with an error that
@@ -88,7 +88,7 @@ class CalculatorConfig(Group):
     compute_global_metrics: bool
     """Log the metrics ("global/<name>") of a matrix whose rows are the mean hidden states of the batch's responses."""
     compute_cumulative_global_metrics: bool
-    """Log velocity and acceleration over the rows of ``compute_global_metrics``'s matrix ("cumulative/<name> diff")."""
+    """Log velocity and acceleration over rows of the ``compute_global_metrics`` matrix ("cumulative/<name> diff")."""
     global_diff_stride_train: PositiveInt
     """Number of responses between prefixes for ``compute_cumulative_global_metrics`` in training, at least 1."""
     global_diff_stride_val: PositiveInt
@@ -96,10 +96,10 @@ class CalculatorConfig(Group):
     shuffle_within_groups: bool
     """In training, randomly permute the rank metrics, token metrics and mean states of the responses to each prompt
     before they are used or logged. This is a control experiment for methods that use hidden states. On average, one of
-    the n responses to a prompt keeps its own values. The permutation depends on ``seed`` and the step. Prefix and turn
+    the n responses to a prompt keeps its values. The permutation depends on ``seed`` and the step. Prefix and turn
     metrics are not shuffled."""
     keep_prefixes: bool
-    """Also return the metrics of each prefix, which ``trainer.samples.tokens`` stores; unused in an evaluation."""
+    """Also return the metrics of each prefix for ``trainer.samples.tokens``. Evaluations do not use these metrics."""
 
     def measured_by(self, source: str) -> bool:
         """Return whether rank metrics are measured by ``source``, either ``rollout`` or ``actor``."""
@@ -131,7 +131,7 @@ class CalculatorConfig(Group):
 
     @property
     def prefix_extra(self) -> int:
-        """Number of rows of a velocity prefix beyond a multiple of ``diff_stride``."""
+        """Number of tokens by which a velocity prefix exceeds a multiple of ``diff_stride``."""
         return 0 if self.prefix_rule == "at_stride_and_whole" else 1
 
     @property
@@ -142,10 +142,10 @@ class CalculatorConfig(Group):
 
     @property
     def token_metrics(self) -> list[str]:
-        """Token metrics to compute, in the order of ``metric_indices_add``; empty if the calculator is disabled."""
+        """Token metrics to compute, in the order of ``metric_indices_add`` (none if the calculator is disabled)."""
         return self.metric_indices_add if self.enable else []
 
     @property
     def needs_policy(self) -> bool:
-        """Whether a token metric needs the policy's own forward pass."""
+        """Whether a token metric needs a forward pass of the policy."""
         return any(name != "avg_response_entropy" for name in self.token_metrics)

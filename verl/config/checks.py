@@ -1,6 +1,6 @@
-"""Checks options with rules in the annotations of single fields and ``require`` calls for combinations of fields.
+"""Validates options: rules in annotations check single fields, and ``require`` calls check combinations of fields.
 
-Each error names the field, its value and the fix.
+Each error message contains the field, its value and a fix.
 """
 
 import re
@@ -25,7 +25,7 @@ UNSUPPORTED = {
     *("sglang", "trtllm", "tensorrt_llm", "lmdeploy", "megatron"),
     *("trackio", "comet_ml", "clearml", "neptune", "aim", "dvclive", "vemlp_wandb", "rl_insight"),
 }
-"""Engines and trackers of other frameworks that no option accepts."""
+"""Engines and experiment trackers that other frameworks support but this one does not."""
 
 
 def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
@@ -54,7 +54,7 @@ def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, A
 
 
 Check = Callable[[str, Any], None]
-"""Function in a field's annotation that raises ``ConfigError`` if the field with this name has an invalid value."""
+"""Function that receives a field's name and value and raises ``ConfigError`` if the value is invalid."""
 
 
 def rule(holds: Callable[[Any], bool], fix: str) -> Check:
@@ -63,7 +63,7 @@ def rule(holds: Callable[[Any], bool], fix: str) -> Check:
 
 
 def within(interval: str) -> Check:
-    """Return a check for an interval such as ``(0, 1]``, which excludes 0 and includes 1."""
+    """Return a check that a value is in an interval such as ``(0, 1]``, which excludes 0 and includes 1."""
     low, high = map(float, interval[1:-1].split(","))
     opens, closes = interval[0] == "(", interval[-1] == ")"
     return rule(

@@ -40,19 +40,19 @@ RepetitionPenalty = Annotated[
 ALL_LINEAR = "all-linear"
 """Placeholder for all linear layers in ``lora.target_modules``."""
 PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
-"""Attention kernels that respect the row boundaries of a packed sequence."""
+"""Attention implementations that support packed sequences."""
 
 
 @dataclass(frozen=True)
 class LoraConfig(Group):
-    """Low-rank adapters (arXiv 2106.09685), which are trained instead of the model's own weights."""
+    """Low-rank adapters (arXiv 2106.09685), which are trained while the model's weights stay frozen."""
 
     rank: Annotated[int, within("[0, 65536]")]
     """Rank of the adapters; 0 trains the whole model, without adapters."""
     alpha: PositiveFloat
     """Scale of the adapters: their output is multiplied by ``alpha / rank``."""
     target_modules: Annotated[list[str], NAMES_ONE]
-    """Names of the linear layers to adapt, such as ``q_proj``; ``all-linear`` means all but the output head."""
+    """Names of the linear layers to adapt, such as ``q_proj``; ``all-linear`` selects all except the output head."""
     dropout: Annotated[float, within("[0, 1)")]
     """Dropout probability of the adapters' inputs during updates, in [0, 1); other passes use no dropout. In RL,
     dropout moves the probability ratio away from 1 before the first step; use 0 unless adapters overfit."""
@@ -64,16 +64,16 @@ class LoraConfig(Group):
 
 @dataclass(frozen=True)
 class FSDPConfig(Group):
-    """Sharding of a model's weights and optimizer over workers, and their offloading to host memory."""
+    """Options for sharding model weights and optimizer state across workers and offloading them to host memory."""
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
-    """Number of consecutive ranks that share one copy of the model (hybrid sharding). It must divide the number of
-    workers. -1 shares one copy among all workers. Null selects -1, or one copy per worker for models of at most 50
-    million parameters, because gathering their weights takes longer than the computation."""
+    """Number of consecutive ranks that share one copy of the model (hybrid sharding); must divide the number of
+    workers. -1 shards one copy across all workers. Null means -1, except that models of up to 50 million parameters are
+    not sharded, because gathering their weights takes longer than computing with them."""
     param_offload: bool
-    """Keep parameters in pinned host memory while no phase uses them. This saves no memory on a CPU."""
+    """Keep parameters in pinned host memory while they are not in use. Offloading saves no memory on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer state in host memory except during the optimizer step. This saves no memory on a CPU."""
+    """Keep the optimizer state in host memory except during the optimizer step. Offloading saves no memory on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
         """Return the number of workers that share one copy of a large model in a run with ``workers`` workers."""
@@ -85,10 +85,10 @@ class ModelConfig(Group):
     """A model and its precision, memory and parallelism settings during training."""
 
     path: Annotated[str, rule(bool, "name a model folder or a hub id")]
-    """Folder or hub id of a Hugging Face model, or the folder of a run or checkpoint, whose exported model is used."""
+    """Folder or hub id of a Hugging Face model, or the folder of a run or checkpoint with an exported model."""
     override_config: dict[str, Any]
     """Overrides for ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``, which apply to training,
-    rollouts, checks and exported models. A mapping replaces the whole mapping in the file."""
+    rollouts, checks and exported models. A nested mapping replaces the original one instead of being merged into it."""
     param_dtype: Literal["float32", "bfloat16"]
     """Precision of matrix products in forward and backward passes; master weights stay float32."""
     logits_dtype: Literal["auto", "float32"]
@@ -99,26 +99,26 @@ class ModelConfig(Group):
     trust_remote_code: bool
     """Allow running code from the model folder."""
     gradient_checkpointing: bool
-    """Keep one activation per decoder layer and recompute all others in the backward pass. This saves memory, takes
-    about a third more time, and does not change the gradient."""
+    """Keep one activation per decoder layer and recompute all others in the backward pass. Checkpointing saves memory,
+    takes about a third more time, and does not change the gradient."""
     use_remove_padding: bool
-    """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
+    """Concatenate the sequences of a micro-batch without padding. Packing does not change the results."""
     share_prompts: bool
-    """Process each distinct prompt in a micro-batch only once for all of its responses. Does not change the results.
-    This applies to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among
-    workers. The critic and the reward model always process whole rows."""
+    """Process each distinct prompt in a micro-batch only once for all of its responses. Sharing does not change the
+    results. Only the policy and the reference policy share prompts, if ``use_remove_padding`` is enabled without
+    sequence parallelism. The critic and the reward model always process full sequences."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and ``liger-kernel``."""
     ulysses_sequence_parallel_size: PositiveInt
-    """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). It must divide the
-    number of workers and the number of attention heads. Values above 1 need ``use_remove_padding``."""
+    """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). The number of ranks
+    must divide the numbers of workers and attention heads. Values above 1 need ``use_remove_padding``."""
     logits_chunk_size: NotNegativeInt
-    """Number of tokens per worker whose logits are held in memory at once; log-probabilities and entropies are computed
+    """Number of tokens whose logits each worker keeps in memory at once; log-probabilities and entropies are computed
     in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter from which the policy continues training, saved by ``peft`` as safetensors, or null. The
-    adapter's rank, scale and layers override ``lora``. The reference policy is the model without the adapter."""
+    """Folder of a LoRA adapter to continue training, saved by ``peft`` as safetensors, or null. The adapter's rank,
+    scale and layers override ``lora``. The reference policy is the model without the adapter."""
     fsdp: FSDPConfig
 
     @property
@@ -159,19 +159,19 @@ class OptimConfig(Group):
     weight_decay: float
     """Decoupled weight decay, at least 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
-    """Schedule after the warm-up: ``constant``, or ``linear`` or half-wave ``cosine`` decay until the last step."""
+    """Schedule after warm-up: ``constant``, or ``linear`` or ``cosine`` (half a period) decay until the last step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
-    """Number n of optimizer steps with linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ..., and ``lr`` after
-    n steps. -1 uses ``lr_warmup_steps_ratio``. In contrast, veRL counts training steps and starts at a rate of 0."""
+    """Number n of linear warm-up steps: the learning rate is lr / (n + 1), 2 lr / (n + 1), ..., and ``lr`` after n
+    optimizer steps. -1 uses ``lr_warmup_steps_ratio``. veRL instead counts training steps and starts at a rate of 0."""
     lr_warmup_steps_ratio: Probability
-    """Share of the run's optimizer steps used for warm-up, in [0, 1], rounded down; needs ``lr_warmup_steps=-1``."""
+    """Fraction of the run's optimizer steps used for warm-up, in [0, 1], rounded down; needs ``lr_warmup_steps=-1``."""
     min_lr_ratio: Probability
-    """Final learning rate of the decay, as a fraction of ``lr``."""
+    """Learning rate at the end of the decay, as a fraction of ``lr``."""
     grad_clip: PositiveFloat
     """Maximum global gradient norm; gradients with a larger norm are scaled down."""
     max_skipped_updates: NotNegativeInt
-    """Maximum number of consecutive optimizer steps to skip because of a non-finite gradient; after that, the run ends.
-    The metric ``skipped_updates`` counts skipped steps. With 0, the first non-finite gradient ends the run."""
+    """Maximum number of consecutive optimizer steps to skip because of non-finite gradients before the run ends. The
+    metric ``skipped_updates`` counts skipped steps. With 0, the first non-finite gradient ends the run."""
 
     def check(self) -> None:
         fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
@@ -201,20 +201,20 @@ class MachineOptions(Group):
     logger: list[Logger]
     """Trackers in addition to ``metrics.jsonl`` (docs/metrics.md#trackers): ``console``, ``tensorboard``, ``wandb``,
     ``mlflow``, ``swanlab`` (install their packages yourself), and ``file``, which writes to the file named by
-    ``VERL_FILE_LOGGER_PATH``. Missing packages and API keys are reported before anything starts."""
+    ``VERL_FILE_LOGGER_PATH``. Missing packages and API keys are reported before the run starts."""
     nnodes: Machines
-    """Number of machines of the Ray cluster to use."""
+    """Number of machines in the Ray cluster to use."""
     machines_timeout_s: Seconds
-    """Seconds to wait for ``nnodes`` machines in an existing cluster, above 0; if any are still missing, the run fails
-    and names them. After a failure, the run waits this long for ``nnodes`` again, then for ``min_nnodes``."""
+    """Seconds to wait for ``nnodes`` machines to join an existing cluster, above 0. On timeout, the run fails and lists
+    the missing machines. After a failure, the run waits this long for ``nnodes`` machines, then for ``min_nnodes``."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
     training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
     least 256 MiB and at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
     """Names of environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*,
-    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. The values are taken from the command's
-    environment and never written to disk."""
+    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. Variable values are read from the
+    environment of the launching process and never written to disk."""
 
     def check(self) -> None:
         fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
@@ -231,7 +231,7 @@ class RunConfig(MachineOptions):
     default_local_dir: str
     """Folder for all output of the run. ``resume_mode`` determines whether a run in this folder is resumed."""
     n_gpus_per_node: WorkersPerMachine
-    """Number of workers per machine; each worker uses one GPU or, without GPUs, is a CPU process."""
+    """Number of workers per machine; each worker uses one GPU, or the CPU if there are no GPUs."""
     total_epochs: PositiveInt
     """Number of passes over the training data. An incomplete last batch is dropped."""
     total_training_steps: NotNegativeInt
@@ -257,29 +257,29 @@ class RunConfig(MachineOptions):
     checkpoint is complete. 0 keeps all checkpoints."""
     save_hf_model: bool
     """Also write the model to ``actor/huggingface`` in each checkpoint, in the format that ``transformers`` and vLLM
-    load. If false, ``python -m verl.trainer.main_export`` can export it later."""
+    load. If false, ``python -m verl.trainer.main_export`` can export the model later."""
     async_save: bool | None
-    """Copy a checkpoint to host memory and write it to disk while training continues. Null enables this on GPUs."""
+    """Copy checkpoints to host memory and write them to disk while training continues. Null means true on GPUs."""
     max_restarts: NotNegativeInt
     """Maximum number of restarts from the latest checkpoint after a worker, a machine or the network fails or hangs.
     Program errors always end the run, as do errors that occur twice in a row in the same step and worker."""
     min_nnodes: int | None
-    """Minimum number of machines to continue with if machines do not return after a failure, or null for ``nnodes``."""
+    """Minimum number of machines required to continue after a failure, or null for ``nnodes``."""
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
     """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost. Workers exit if
-    they lose the driver for this long. Ray has a separate timeout, which is set with environment variables (see
+    they cannot reach the driver for this long. Ray has a separate timeout, which is set with environment variables (see
     docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
-    """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
-    starting. At the limit, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 sets no limit."""
+    """Time limit in seconds for one call to the workers: startup, generation of a step's responses, an optimizer step,
+    or a save. On timeout, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 means no limit."""
     nccl_timeout_s: Seconds
-    """Timeout of collective operations in seconds, which must exceed the time that worker 0 takes to read the model."""
+    """Timeout in seconds for collective operations, longer than the time that worker 0 needs to load the model."""
     preemption_grace_s: SecondsOrZero
     """Time limit in seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with
-    code 75. A step that takes longer is abandoned, and the latest checkpoint remains; 0 sets no limit."""
+    code 75. If the step takes longer, it is discarded and the latest checkpoint remains; 0 means no limit."""
     profile_steps: list[Step]
-    """Steps in which each worker writes a torch profiler trace to ``profile/``."""
+    """Training steps to profile; each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
     """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks up
     the speed by the GPU's name; no utilisation is logged for unknown GPUs."""
@@ -312,7 +312,7 @@ class RunConfig(MachineOptions):
 
     @property
     def world_sizes(self) -> list[int]:
-        """Worker counts with which the run can continue, from ``nnodes`` machines down to ``min_nnodes`` machines."""
+        """Numbers of workers with which the run can continue, from ``nnodes`` down to ``min_nnodes`` machines."""
         fewest = self.nnodes if self.min_nnodes is None else self.min_nnodes
         return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
@@ -321,12 +321,12 @@ class RunConfig(MachineOptions):
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if it is set and smaller."""
+        """Return the step count of ``total_epochs`` epochs, or ``total_training_steps`` if it is set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 
     def length_note(self, steps_per_epoch: int) -> str:
-        """Return a line that names the last step and the option that determines it."""
+        """Return a one-line note on which option determines the last step of the run."""
         by_epochs, limit = self.total_epochs * steps_per_epoch, self.total_training_steps
         note = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
         if limit > by_epochs:
@@ -337,7 +337,7 @@ class RunConfig(MachineOptions):
 
 
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
-    """Raise a ``ConfigError`` that names ``prefix.<field>`` if a model cannot be split over this many workers."""
+    """Raise a ``ConfigError`` that names ``prefix.<field>`` if a model cannot be split across ``workers`` workers."""
     world = "trainer.nnodes*trainer.n_gpus_per_node"
     sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.workers_per_copy(workers)
     check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that a terminal would interpret or could not display."""
+"""Unicode categories of characters that a terminal interprets or cannot display."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return another library's error in one line of at most 300 characters, or its type if the message is empty."""
+    """Return an exception's message as one line of at most 300 characters, or its type if the message is empty."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 
 
@@ -36,7 +36,7 @@ class Mistakes:
     def raise_all(self) -> None:
         """Raise a ``ConfigError`` with one line per collected mistake, if there are any.
 
-        Other models inherit options from ``model``, so mistakes in these options are reported only once, for ``model``.
+        Mistakes in options that other models inherit from ``model`` are reported only once, for ``model``.
         """
         kept: list[str] = []
         for line in self.lines:

@@ -14,19 +14,19 @@ from verl.config.checks import NAMES_ONCE, Group, PositiveInt, Probability, Shar
 from verl.config.common import Temperature
 
 JUDGE = "verl.rewards.judge:judge"
-"""Import path of the reward function that asks the judge."""
+"""Import path of the reward function that queries the judge."""
 
 FIELDS = ("mark", "question", "response", "reference", "criteria", "key", "form", "other_response")
-"""Names in braces that a judge's prompt may have; the last one only for pairs."""
+"""Placeholders allowed in the judge's prompt; the last one is only for pairwise comparisons."""
 
 RUBRIC = "a list of criteria, each a text or {criterion: TEXT, weight: NUMBER}, one of them with a weight above 0"
-"""Description of a rubric, for messages."""
+"""Description of the rubric format for error messages."""
 
 DEFAULT_KEY = "OPENAI_API_KEY"
-"""Value of ``judge.api_key_variable`` that need not be set, because a service may need no key."""
+"""Default of ``judge.api_key_variable``. This variable may be unset, because some services need no key."""
 
 POLICY = "policy"
-"""Special value of ``judge.model.path``: the policy itself."""
+"""Value of ``judge.model.path`` that makes the policy the judge."""
 
 
 @dataclass(frozen=True)
@@ -36,64 +36,64 @@ class JudgeModelConfig(Group):
     name: str | None
     """Name of the model at ``base_url``."""
     path: str | None
-    """Folder or hub id of a frozen model in an engine of its own on the trainer's devices, asleep while the policy
-    samples or learns; ``policy`` for the policy itself, with the weights that sampled the responses; or null."""
+    """Folder or hub id of a frozen model, ``policy`` for the weights that sampled the responses, or null. A frozen
+    model has its own engine on the trainer's devices, which sleeps while the policy samples or trains."""
     trust_remote_code: bool
     """Allow running code from the model folder."""
     gpu_memory_utilization: Share
-    """Share of GPU memory for the frozen model's engine while it judges, including weights. Other options of its engine
-    are those of ``rollout``. Ignored on a CPU."""
+    """Fraction of GPU memory for the frozen model's engine while it judges, including weights. The engine takes its
+    other options from ``rollout``. Ignored on a CPU."""
     max_prompt_length: PositiveInt
-    """Maximum number of tokens of a prompt that a model in the run judges by; a longer one is a failure."""
+    """Maximum length in tokens of the prompt for a judge inside the run; longer prompts count as failures."""
 
 
 @dataclass(frozen=True)
 class JudgeConfig(Group):
-    """A language model that scores responses, beside the verifiers or alone (docs/rewards.md#a-judge)."""
+    """A language model that scores responses, alone or in addition to the verifiers (docs/rewards.md#a-judge)."""
 
     enable: bool
-    """Let the judge score responses, and add its score to the verifier's or the custom function's, if there is one."""
+    """Score responses with the judge, and add its score to that of the verifier or custom function, if there is one."""
     data_sources: Annotated[list[str], NAMES_ONCE]
-    """Data sources to judge, or an empty list for all."""
+    """Data sources whose responses are judged, or an empty list for all."""
     base_url: str | None
-    """Address that speaks OpenAI's chat completions, such as ``http://127.0.0.1:8000/v1``, or null for a model in the
-    run (``model.path``)."""
+    """Address of a server with OpenAI's chat completions API, such as ``http://127.0.0.1:8000/v1``, or null for a model
+    inside the run (``model.path``)."""
     model: JudgeModelConfig
     rubric: str | None
-    """YAML or JSON file with criteria, each a text or ``{criterion: ..., weight: ...}``, or null for the record's
-    column ``rubric`` or ``extra_info.rubric``, if there is one. The score is the weight of the criteria that are met
-    over the sum of the positive weights, clipped to [0, 1]. Without a rubric the judge gives a score in [0, 1]."""
+    """YAML or JSON file with criteria, each a string or ``{criterion: ..., weight: ...}``. Null uses the record's
+    ``rubric`` or ``extra_info.rubric``, if any. The score is the sum of the weights of all fulfilled criteria, divided
+    by the sum of the positive weights and clipped to [0, 1]. Without a rubric, the judge returns a score in [0, 1]."""
     criteria: Literal["together", "one_by_one"]
-    """Whether one prompt asks for all criteria of the rubric, or one prompt for each."""
+    """Whether the judge checks all criteria of the rubric in one prompt, or each in a separate prompt."""
     pairs: bool
-    """Compare each response with others of its prompt, in both orders, instead of scoring it alone. The score is the
-    share of comparisons won, ties as half; if the orders disagree, it is a tie."""
+    """Compare each response with other responses to the same prompt, in both orders, instead of scoring it alone. The
+    score is the fraction of comparisons won. Ties count as half a win, and contradictory results as ties."""
     opponents: PositiveInt
-    """Number of other responses of its prompt, its neighbours in a ring, to compare each response with; an odd number
-    is rounded up."""
+    """Number of other responses with which each response is compared: its neighbours if a prompt's responses form a
+    ring. Odd numbers are rounded up."""
     votes: PositiveInt
-    """Number of answers to average, for which a service is asked one after another; above 1, ``temperature`` must be
-    above 0."""
+    """Number of judge answers to average; a server is queried for them sequentially. Values above 1 require a
+    ``temperature`` above 0."""
     temperature: Temperature
-    """Temperature at which the judge samples its answers; 0 decodes greedily."""
+    """Sampling temperature of the judge; 0 decodes greedily."""
     max_tokens: PositiveInt
-    """Maximum number of tokens of an answer."""
+    """Maximum number of tokens in the judge's answer."""
     threshold: Probability
-    """Lowest score of a correct response, where no verifier or function says what is correct."""
+    """Minimum score of a correct response, if no verifier or custom function determines correctness."""
     instructions: str | None
-    """Judge's prompt, as a text or a file, with the fields of ``verl.rewards.judge.INSTRUCTIONS`` in braces; or null
-    for that prompt."""
+    """Prompt for the judge, as text or a file, with the placeholders of ``verl.rewards.judge.INSTRUCTIONS``; null uses
+    ``INSTRUCTIONS`` itself."""
     api_key_variable: str
-    """Environment variable with the key of the service, if it needs one; a name other than the default must be set. The
-    key itself is never written."""
+    """Environment variable with the server's API key, if required; a variable other than the default must be set. The
+    key itself is never written to any file."""
     rule_weight: float
-    """Weight of the score of the verifier or custom function; 0 lets the judge score alone."""
+    """Weight of the verifier's or custom function's score; with 0, only the judge's score counts."""
     weight: float
     """Weight of the judge's score."""
 
     @property
     def is_in_run(self) -> bool:
-        """Whether a model in the run judges, instead of a service."""
+        """Whether the judge is a model inside the run rather than on a server."""
         return self.enable and self.model.path is not None
 
     @property
@@ -103,22 +103,22 @@ class JudgeConfig(Group):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a frozen model in an engine of the run judges."""
+        """Whether the judge is a frozen model in an engine of the run."""
         return self.is_in_run and self.model.path != POLICY
 
     @property
     def waits(self) -> bool:
-        """Whether responses are judged after sampling: by an engine of the run, or when their group is complete."""
+        """Whether responses are judged only after sampling, by an engine of the run or once their group is complete."""
         return self.is_in_run or (self.enable and self.pairs)
 
     @property
     def max_length(self) -> int:
-        """Maximum number of tokens of a prompt and an answer of a model in the run."""
+        """Maximum total length in tokens of a prompt and answer of a judge inside the run."""
         return self.model.max_prompt_length + self.max_tokens
 
     @property
     def description(self) -> str:
-        """Description of who judges, for the log."""
+        """Description of the judge for logs."""
         if self.is_policy:
             return "the policy itself, with the weights that sampled the responses"
         return f"{self.model.path}, frozen" if self.is_frozen else f"{self.model.name} at {self.base_url}"
@@ -151,7 +151,7 @@ class JudgeConfig(Group):
         self.instructions_text()
 
     def rubric_entries(self) -> list[Any] | None:
-        """Return the criteria in the file ``rubric``. Raises ``ConfigError`` if it has none, or malformed ones."""
+        """Return the criteria in the file ``rubric``. Raises ``ConfigError`` if the file contains no valid criteria."""
         if self.rubric is None:
             return None
         try:
@@ -164,7 +164,7 @@ class JudgeConfig(Group):
         return list(found)
 
     def instructions_text(self) -> str | None:
-        """Return the prompt, or None for the built-in one. Raises ``ConfigError`` if its fields are not ``FIELDS``."""
+        """Return the judge's prompt, or None for the default. Raises ``ConfigError`` if placeholders are invalid."""
         if self.instructions is None:
             return None
         text, known = self.instructions, FIELDS if self.pairs else FIELDS[:-1]
@@ -190,9 +190,9 @@ class JudgeConfig(Group):
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the function ``JUDGE``.
 
-        All are named, null included, because columns of a record stand for arguments that are not.
+        Null arguments are included, because missing arguments would be filled from the columns of a record.
 
-        Raises ``ConfigError`` if the variable ``api_key_variable`` is not set, unless that is the default.
+        Raises ``ConfigError`` if the variable ``api_key_variable`` is not set, unless it is the default.
         """
         is_set = self.base_url is None or self.api_key_variable in (DEFAULT_KEY, *os.environ)
         self.require(is_set, "api_key_variable", "is not set; export the key of the service there")
@@ -208,10 +208,9 @@ class JudgeConfig(Group):
 
 
 def read_rubric(value: Any) -> list[Any]:
-    """Return the criteria of a record: a list or its JSON, or a text, which is one criterion; none if it is empty.
+    """Return the criteria of a record's rubric, which is a list, its JSON text, the text of one criterion, or empty.
 
-    Raises:
-        ValueError: If the rubric is malformed.
+    Raises ``ValueError`` if the rubric is malformed.
     """
     if isinstance(value, str):
         try:
@@ -227,7 +226,7 @@ def read_rubric(value: Any) -> list[Any]:
 
 
 def is_rubric(entries: Any) -> bool:
-    """Return whether ``entries`` is a list of criteria, of which one has a weight above 0."""
+    """Return whether ``entries`` is a list of criteria, at least one of which has a positive weight."""
     try:
         return isinstance(entries, list) and max(weight for _, weight in map(read_criterion, entries)) > 0
     except ValueError:
@@ -235,7 +234,7 @@ def is_rubric(entries: Any) -> bool:
 
 
 def read_criterion(entry: Any) -> tuple[str, float]:
-    """Return the text and the weight of an entry of a rubric. Raises ``ValueError`` if it is malformed."""
+    """Return the text and weight of a rubric entry. Raises ``ValueError`` if the entry is malformed."""
     criterion = {"criterion": entry} if isinstance(entry, str) else entry
     if isinstance(criterion, dict) and {*criterion} <= {"criterion", "weight"}:
         text, weight = criterion.get("criterion"), criterion.get("weight")

@@ -22,7 +22,7 @@ from verl.config.old_names import REMOVED, rename_options, with_new_names
 from verl.config.paths import SHIPPED, find_model, find_path
 
 CONFIG_DIR = SHIPPED / "configs"
-"""Folder of the shipped YAML files."""
+"""Folder of the built-in YAML files."""
 EMBEDDED_MODELS = [(SHIPPED / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model", "tiny_teacher")]
 PROCESSOR = Path("/proc/cpuinfo")
 
@@ -31,14 +31,14 @@ LARGEST_INTEGER = 2**32 - 1
 """Largest integer accepted as an option, such as a seed; engines may multiply integers and store them in 64 bits."""
 LARGEST_NUMBER = 3.4e38
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-"""Pattern of a value that refers to another option."""
+"""Pattern of a value that refers to another option, such as ``${model.path}``."""
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _WRITE = "; write option=value, in quotes where the value has special characters: 'option=\"a b\"'"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
 def share_of(share: float, length: Any) -> int:
-    """Return a share of a length, at least 1; use it in YAML as ``${share_of:0.2,${data.max_response_length}}``."""
+    """Return a fraction of a length, at least 1; use it in YAML as ``${share_of:0.2,${data.max_response_length}}``."""
     return max(1, int(share * length)) if type(length) is int else 1
 
 
@@ -48,8 +48,8 @@ def at_least(least: int, *lengths: Any) -> int:
 
 
 _FITTED: dict[tuple[str, str], tuple[int, str]] = {}
-"""Option and model -> the value that :func:`fitting` returned, and a note to print if the value is used. Hydra also
-evaluates options that it does not use, for example before the command line is applied."""
+"""Maps an option and a model to the value that :func:`fitting` returned and a note to print if the value is used. Hydra
+also evaluates values that are not used, such as those that the command line overrides."""
 
 
 @cache
@@ -78,7 +78,7 @@ def _value_at(tree: Any, option: str) -> Any:
 
 
 def _print_fitted(values: Any) -> None:
-    """Print the note for each of a config's ``values`` that :func:`fitting` scaled down, but only once."""
+    """Print a note for each config value that :func:`fitting` scaled down, but only once per value."""
     path = str(_value_at(values, "model.path"))
     for option in [option for option, of_model in _FITTED if of_model == path]:
         if _value_at(values, option) == _FITTED[option, path][0]:
@@ -86,12 +86,12 @@ def _print_fitted(values: Any) -> None:
 
 
 def is_embedded(model_path: str) -> bool:
-    """Return whether the path is that of a tiny model for the embedded tasks."""
+    """Return whether the path points to a tiny model for the embedded tasks."""
     return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
 
 
 def by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
-    """Return the value for the model at ``path``; use it in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
+    """Choose a value by the type of the model; use it in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
     return embedded if is_embedded(str(path)) else pretrained
 
 
@@ -135,7 +135,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _without_inherited(lines: list[str], tree: DictConfig) -> list[str]:
-    """Drop mistakes in options whose values refer to another invalid option, as in ``${model.path}``."""
+    """Drop errors about options whose values refer to another invalid option, as in ``${model.path}``."""
     options = [re.split("[=:]", line, maxsplit=1)[0] for line in lines]
     raw, wrong = OmegaConf.to_container(tree, resolve=False), {*options}
 
@@ -179,7 +179,7 @@ def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ())
 
 
 def _with_full_paths(config: Any) -> Any:
-    """Make the paths of custom code absolute, because workers on a cluster have other working directories."""
+    """Make the paths of custom code absolute, because workers may run in different working directories."""
     actor: Any = getattr(config, "actor", None)
     calculator: Any = getattr(config, "calculator", None)
     if hasattr(actor, "kl_loss_type"):
@@ -301,7 +301,7 @@ def explain(error: HydraException, schema: type) -> str:
 
 
 def _form(schema: Any, key: str) -> str:
-    """Return a description of the value type that an option accepts."""
+    """Describe the type of value that an option accepts."""
     hint = schema
     for part in key.split("."):
         hint = get_type_hints(hint)[part]
@@ -322,9 +322,9 @@ def check_group_values(words: Sequence[str]) -> None:
 
 
 def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str:
-    """Return a suggestion of options that resemble the unknown ``key``, or a list of the options in its group.
+    """Suggest options that resemble the unknown ``key``, or list all options in its group.
 
-    An equal name in another group takes precedence over a similar name in the same group.
+    An identical name in another group takes precedence over a similar name in the same group.
 
     Args:
         whole: Full option name if ``key`` is only the unknown group in it.

@@ -1,4 +1,4 @@
-"""Finds relative paths in the working directory or, for ``data/...``, among the shipped files."""
+"""Resolves relative paths against the working directory or, for ``data/...``, the files shipped with the package."""
 
 import os
 import re
@@ -6,25 +6,25 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
-"""Folder that contains ``configs/`` and ``data/``, either inside the installed package or the checkout."""
+"""Folder that contains ``configs/`` and ``data/``, either in the installed package or in the checkout."""
 
 _CHECKPOINT = re.compile(r"global_step_(\d+)")
 
 
 def _shipped(path: str) -> Path | None:
-    """Return the shipped path of ``data/...``; None for other paths, or if the working directory is ``SHIPPED``."""
+    """Return ``data/...`` under ``SHIPPED``, or None for other paths or if ``SHIPPED`` is the working directory."""
     return SHIPPED / path if Path(path).parts[:1] == ("data",) and Path.cwd() != SHIPPED else None
 
 
 def find_path(path: str) -> str:
-    """Return ``path``, or the full path of the shipped file or folder if ``path`` exists only there."""
+    """Return ``path``, or the full path of the shipped file or folder if only that exists."""
     # os.path.exists tolerates invalid names, such as names with a NUL, which other code rejects later.
     shipped = None if os.path.exists(path) else _shipped(path)
     return str(shipped) if shipped and os.path.exists(shipped) else path
 
 
 def find_model(path: str) -> str:
-    """Like :func:`find_path`, but return the exported model of a checkpoint, or of a run's newest checkpoint."""
+    """Like :func:`find_path`, but return the exported model for a checkpoint or a run (its newest checkpoint)."""
     path = find_path(path)
     if os.path.exists(os.path.join(path, "config.json")):
         return path

@@ -1,6 +1,6 @@
 """Configuration of ``verl.trainer.main_ppo``: the schema of ``configs/ppo_trainer.yaml``.
 
-The dataclasses are the schema; ``configs/`` contains the values.
+The dataclasses define the schema; ``configs/`` contains the values.
 """
 
 import math
@@ -27,18 +27,18 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep the reference policy's parameters in host memory while unused. This saves no memory on a CPU. With LoRA, the
-    reference policy has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
+    """Keep the reference policy's parameters in host memory while unused. Offloading saves no memory on a CPU. With
+    LoRA, the reference policy has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
 
 
 @dataclass(frozen=True)
 class CriticConfig(LearnerConfig):
-    """The critic and its learning options; the critic is loaded only for ``algorithm.adv_estimator=gae``."""
+    """The critic and its training options; the critic is loaded only for ``algorithm.adv_estimator=gae``."""
 
     model: ModelConfig
     """A model with the policy's tokenizer: either a causal language model, whose output head is replaced by a value
-    head initialised to 0, or a saved critic or reward model, whose head is kept. ``transformers`` must have a token
-    classification class for its architecture with a head named ``score``, as for Llama, Mistral and Qwen."""
+    head initialised to 0, or a saved critic or reward model, whose head is kept. The architecture must have a token
+    classification class in ``transformers`` with a head named ``score``, as for Llama, Mistral and Qwen."""
     cliprange_value: PositiveFloat
     """Clip range of the value loss in units of reward, above 0; a value that has moved further than this towards its
     return receives no gradient."""
@@ -98,14 +98,14 @@ class PPOConfig(Group):
 
     @property
     def scores_before_update(self) -> bool:
-        """Whether the policy must score responses before the update, regardless of any custom policy loss."""
+        """Whether the policy's log-probabilities must be computed before the update, even without a custom loss."""
         return not self.actor.bypass_mode or self._signal_needs_scores
 
     @property
     def scores_in_update(self) -> bool:
-        """Whether the first mini-batch can take the old log-probabilities from the forward pass of its own update.
+        """Whether the first mini-batch can use its own forward pass to compute the old log-probabilities.
 
-        The signal must not need them earlier, and the update must not use different rows or adapter dropout."""
+        Nothing may need the log-probabilities earlier, and the update must use the same sequences without dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward or self.teacher.in_advantage
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         differs = differs or self.rollout.multi_turn.agent.enabled
@@ -113,7 +113,7 @@ class PPOConfig(Group):
 
     @property
     def _signal_needs_scores(self) -> bool:
-        """Whether the learning signal, apart from the KL divergence in the reward, needs the policy's scores."""
+        """Whether the learning signal, apart from the KL penalty in the reward, needs a forward pass of the policy."""
         correction, calculator = self.algorithm.rollout_correction, self.calculator
         weighted = correction.rollout_is_batch_normalize and correction.rollout_is is not None
         measured = calculator.needs_policy or calculator.measured_by("actor")
@@ -132,7 +132,7 @@ class PPOConfig(Group):
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """Config name -> model, for all models to load; ``model`` also serves as the reference policy."""
+        """Maps config names to all models to load; ``model`` also serves as the reference policy."""
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
         models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
@@ -140,12 +140,10 @@ class PPOConfig(Group):
 
     @property
     def uses_reward_model(self) -> bool:
-        """Whether a reward model is enabled."""
         return self.reward_model.enable
 
     @property
     def uses_teacher(self) -> bool:
-        """Whether the policy learns from a teacher."""
         return self.teacher.enabled
 
     @property
@@ -161,7 +159,7 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """Maximum number of steps to carry a group over; sampling ahead uses up one step of ``max_staleness``."""
+        """Maximum number of steps to carry over a group; sampling ahead uses one step of ``max_staleness``."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property
@@ -171,12 +169,12 @@ class PPOConfig(Group):
 
     @property
     def max_engine_length(self) -> int:
-        """Maximum total number of tokens in a prompt and its response in an engine, which may also judge responses."""
+        """Maximum sequence length in tokens of the engines, which may also judge responses."""
         judge = self.reward_score.judge
         return max(self.max_sequence_length, judge.max_length if judge.is_policy else 0)
 
     def judge_engine(self, device_type: str) -> RolloutConfig:
-        """Return the options of a frozen judge's engine, whose cache on a GPU is the rest of the judge's share."""
+        """Return the options of a frozen judge's engine; on a GPU, its KV cache uses the memory that remains."""
         share = self.reward_score.judge.model.gpu_memory_utilization
         cache = 0 if device_type == "cuda" else self.rollout.kv_cache_memory_mb
         return replace(self.rollout, gpu_memory_utilization=share, kv_cache_memory_mb=cache)
@@ -226,7 +224,7 @@ class PPOConfig(Group):
         self.require(known, "algorithm.filter_groups.metric", fix)
 
     def _check_rewards(self) -> None:
-        """Check the overlong penalty and the KL divergence in the reward."""
+        """Check the options for the overlong penalty and for the KL penalty in the reward."""
         overlong, longest = self.reward_score.overlong_buffer, self.data.max_response_length
         fix = f"must be below data.max_response_length={longest}"
         self.require(not overlong.enable or overlong.len < longest, "reward_score.overlong_buffer.len", fix)
@@ -244,7 +242,6 @@ class PPOConfig(Group):
         self.require(not twice or correction.rollout_is is None, ROLLOUT_IS, f"{fix}, or bypass_mode=false")
 
     def _check_models(self) -> None:
-        """Check parallelism and adapters of all models."""
         parallel, holder = self.rollout.tensor_parallel_size, "rollout" if self.rollout.has_pool else "trainer"
         per_machine = attrgetter(f"{holder}.n_gpus_per_node")(self)
         check_divides("rollout.tensor_parallel_size", parallel, f"{holder}.n_gpus_per_node", per_machine)
@@ -275,7 +272,7 @@ class PPOConfig(Group):
             self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
 
     def _check_carry_over(self) -> None:
-        """Check the options for learning from responses that were sampled by older weights."""
+        """Check the options for training on responses that were sampled with older weights."""
         staleness, partial = self.async_training.max_staleness, self.async_training.partial_rollout
         field = "async_training.max_staleness"
         fix = (
@@ -305,7 +302,7 @@ class PPOConfig(Group):
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
     def _check_agents(self) -> None:
-        """Check the options for agents' sessions, whose histories share one advantage and are not carried over."""
+        """Check the options for agent sessions, whose histories share one advantage and are not carried over."""
         turns = self.rollout.multi_turn
         if not (turns.enable and turns.agent.enabled):
             return
@@ -363,7 +360,7 @@ class PPOConfig(Group):
         self.require(measures, "teacher.rank_metrics", "needs calculator.enable=true; set that, or this to false")
 
     def _check_judge(self) -> None:
-        """Check that the run has the responses and the engines that the judge needs."""
+        """Check that the other options provide the responses and engines that the judge needs."""
         judge, turns = self.reward_score.judge, self.rollout.multi_turn
         if not judge.enable:
             return

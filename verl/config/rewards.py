@@ -27,7 +27,7 @@ class OverlongBufferConfig(Group):
     """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), which penalises nearly overlong responses."""
 
     enable: bool
-    """Lower the score of responses whose length is within the last ``len`` tokens of ``data.max_response_length``."""
+    """Lower the score of responses that end within the last ``len`` tokens of ``data.max_response_length``."""
     len: PositiveInt
     """Length of the penalised range in tokens, at least 1 and below ``data.max_response_length``."""
     penalty_factor: NotNegativeFloat
@@ -43,14 +43,14 @@ class AsyncFunctionsConfig(Group):
     timeout_s: Seconds
     """Time limit per call in seconds."""
     max_retries: NotNegativeInt
-    """Maximum number of retries if a call fails or times out. The pause before a retry doubles each time. If all
-    retries fail, ``on_function_error`` applies."""
+    """Maximum number of retries if a call fails or times out. The delay doubles after each retry. If all retries fail,
+    ``on_function_error`` applies."""
     cache: bool
     """Cache results in the run's folder, so that resumed runs and identical responses do not repeat calls."""
 
 
 VERIFIER = "verl.rewards.registry:verifier"
-"""Import path of the built-in verifier of a record's data source, as part of a sum."""
+"""Import path that stands for the built-in verifier of a record's data source in a sum of functions."""
 
 SUMMAND = re.compile(r"(?:(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?([^*+]+:\w+)")
 """Pattern of one term in a sum of functions: an optional weight and an import path."""
@@ -68,7 +68,7 @@ def summands(path: str) -> list[tuple[float, str]]:
 
 
 def is_sum(path: str) -> bool:
-    """Return whether a path names several functions that are added, or one with a weight."""
+    """Return whether a path is a sum of several functions or a single function with a weight."""
     return summands(path) != [(1.0, path)]
 
 
@@ -84,29 +84,29 @@ class RewardScoreConfig(Group):
 
     mode: ScoreMode
     """Scoring scheme. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1
-    if wrong and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other
+    if wrong and unboxed; ``mix``: 1 or 0; ``partial``: the fraction of passed tests for programs, 1 or 0 for other
     responses. If a prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
-    """Number of verifier processes, at most 4096; 0 uses one per core that the workers leave free (1 to 32)."""
+    """Number of verifier processes, at most 4096; 0 uses one per core not used by workers (1 to 32)."""
     timeout_s: Seconds
-    """Time limit per response in seconds; a slower verifier is killed, and the response counts as wrong."""
+    """Time limit per response in seconds; on timeout, the verifier is killed and the response counts as wrong."""
     memory_limit_mb: PositiveInt
     """Memory limit of one verifier process in MiB."""
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
     """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; on
     the command line, quote each entry: ``["my_set=my_rewards:score"]``. Custom functions take precedence over the
-    verifiers; ``*`` matches all data sources that have no function of their own. Several functions can be added, with
-    optional weights: ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None adds nothing. A function
-    receives ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a
-    dict with ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``)
-    is above 0. Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
+    verifiers; ``*`` matches all data sources without a custom function. Functions can be summed with optional weights,
+    as in ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None contributes nothing. A function receives
+    ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
+    ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``) is above 0.
+    Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
-    """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
+    """How to handle exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
     async_functions: AsyncFunctionsConfig
     custom_kwargs: dict[str, Any]
-    """Additional keyword arguments of ``custom_functions``, passed to every call of every function."""
+    """Additional keyword arguments that are passed to all ``custom_functions``."""
     judge: JudgeConfig
 
     def check(self) -> None:
@@ -125,7 +125,7 @@ class RewardScoreConfig(Group):
 
     @property
     def function_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments of all functions, with an entry under the path of each function that has others."""
+        """Keyword arguments for all functions, and separate arguments for some functions, keyed by their path."""
         own = {VERIFIER: {}, **({JUDGE: self.judge.arguments()} if self.judge.enable else {})}
         return {**self.custom_kwargs, **own}
 
@@ -142,7 +142,7 @@ class RewardScoreConfig(Group):
         return paths
 
     def paths_of_custom_functions(self) -> dict[str, str]:
-        """Return a mapping from data source to function path, which may be a sum with the judge.
+        """Return a mapping from data source to function path, which may be a sum that includes the judge.
 
         Raises ``ConfigError`` if an entry is malformed.
         """
@@ -167,7 +167,7 @@ class RewardModelConfig(Group):
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward pass on one worker; affects memory and speed, never the scores."""
     max_length: PositiveInt
-    """Maximum number of prompt and response tokens in the model's tokenizer; longer inputs lose their first tokens."""
+    """Maximum length of prompt and response in the model's own tokens; longer inputs are truncated from the left."""
     rule_weight: float
     """Weight of the verifier's score in the reward; does not affect logged verdicts or ``algorithm.filter_groups``."""
     weight: float
@@ -192,9 +192,9 @@ class RewardManagerConfig(Group):
     """Compute Phi even if ``add_reward`` is off. If false, as in the paper's first release, ``add_adv`` has no effect
     without ``add_reward``, because Phi stays 0 and the baselines are not updated."""
     baseline_start: Literal["first_batch", "zero"]
-    """Initialisation of the baselines. ``first_batch`` uses the first batch, and later batches update them. With
-    ``zero``, as in the paper's release, the baselines and the score average start at 0. Each step first computes its
-    signal and then moves the baselines towards the batch of the previous step."""
+    """Initialisation of the baselines. ``first_batch`` starts with the first batch, and later batches update the
+    baselines. With ``zero``, as in the paper's release, the baselines and the score average start at 0. Each step first
+    computes its signal and then moves the baselines towards the batch of the previous step."""
     indicator_names: Annotated[list[str], NAMES_ONE]
     """Metrics that form Phi; the first one (the acceleration) is the guide if ``guidance_metric`` is null."""
     guidance_metric: str | None
@@ -209,7 +209,7 @@ class RewardManagerConfig(Group):
     gain: float
     """Slope of the sigmoid in ``PlanB``."""
     kappa: Annotated[float, rule(lambda kappa: kappa >= 1, "must be at least 1")]
-    """Divisor that limits the bonus to |A| / kappa, so that no advantage changes its sign; at least 1."""
+    """Divisor that limits the bonus to |A| / kappa, so that no advantage changes sign; at least 1."""
     ema_alpha: Share
     """Weight of the newest batch mean in the baselines mu and in the score average, in (0, 1]."""
     aux_reward_global_weight: float

@@ -39,7 +39,7 @@ RESERVED_ENGINE_KWARGS = {
     "generation_config": _SAMPLING,
     "override_generation_config": _SAMPLING,
 }
-"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not set -> the reason or an alternative."""
+"""Forbidden ``vllm.LLM`` arguments in ``rollout.engine_kwargs``, mapped to the reason or an alternative."""
 
 StopStrings = list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
 StopTokenIds = list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
@@ -52,11 +52,11 @@ class EngineConfig(Group):
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     """Precision of vLLM's weights: ``auto`` (float32 on CPU, bfloat16 on GPU) or the name of a floating-point type."""
     enforce_eager: bool
-    """Run without CUDA graphs and compilation. Always on for CPU engines, because compilation needs a C++ compiler."""
+    """Run without CUDA graphs and compilation. CPU engines always run eagerly, as compilation needs a C++ compiler."""
     gpu_memory_utilization: Annotated[float, within("(0, 1)")]
-    """Share of GPU memory that vLLM may use, including weights. Ignored on a CPU."""
+    """Fraction of GPU memory that vLLM may use, including weights. Ignored on a CPU."""
     kv_cache_memory_mb: NotNegativeInt
-    """KV cache size per worker in MiB; 0 uses the rest of ``gpu_memory_utilization`` on a GPU, and 512 MiB on a CPU."""
+    """KV cache size per worker in MiB; 0 means the rest of ``gpu_memory_utilization`` on a GPU, or 512 MiB on a CPU."""
     max_num_seqs: PositiveInt
     """Maximum number of sequences that an engine decodes concurrently."""
     max_num_batched_tokens: int
@@ -65,7 +65,7 @@ class EngineConfig(Group):
     """Sample every response from its own random stream, which depends only on the seed, the prompt's position and the
     sample's index. ``false`` uses vLLM's sampling, which is not reproducible."""
     tensor_parallel_size: PositiveInt
-    """Number of consecutive ranks that form one engine. It must divide the number of workers per machine."""
+    """Number of consecutive ranks that form one engine; must divide the number of workers per machine."""
     engine_kwargs: dict[str, Any]
     """Additional arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``, which override the
     options above. Arguments that the trainer sets itself are rejected."""
@@ -87,7 +87,7 @@ class EngineConfig(Group):
 
 @dataclass(frozen=True)
 class SamplingFilters(Group):
-    """Sampling options that change the model's distribution, apart from the temperature."""
+    """Sampling options other than the temperature that change the model's distribution."""
 
     top_p: Share
     """Probability mass for nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
@@ -107,7 +107,7 @@ class SamplingConfig(SamplingFilters):
     n: PositiveInt
     """Number of responses per prompt."""
     temperature: Temperature
-    """Softmax temperature; 0 decodes greedily and is allowed only at validation."""
+    """Softmax temperature; 0 decodes greedily and is allowed only in validation."""
 
     @property
     def trains(self) -> bool:
@@ -128,24 +128,24 @@ class SamplingConfig(SamplingFilters):
 
 @dataclass(frozen=True)
 class AgentConfig(Group):
-    """Options for agents that call the policy through OpenAI's chat completions (docs/agents.md)."""
+    """Options for agents that call the policy through OpenAI's chat completions API (docs/agents.md)."""
 
     path: str | None
     """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions
-    share a process's event loop, and other functions run in threads. It is null if ``command`` is set or there is no
-    agent."""
+    share a process's event loop, and other functions run in threads. Must be null if ``command`` is set; both are null
+    without an agent."""
     command: str | None
-    """Command that runs an agent, such as ``python my_agent.py``. It receives the record as JSON on standard input and
-    the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. Its last line of output may be ``{"reward": 1.0}``."""
+    """Command that runs an agent, such as ``python my_agent.py``, with the record as JSON on standard input and the
+    endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. The last output line may be ``{"reward": 1.0}``."""
     address: str
     """Address on which the endpoint listens. Agents on other machines must be able to reach this address."""
     max_sessions: PositiveInt
-    """Maximum number of sessions that run at once, over all processes; at least one per process."""
+    """Maximum number of concurrent sessions over all processes; each process runs at least one."""
     max_rows: PositiveInt
     """Maximum number of histories per session. A request that does not extend an earlier one starts a new history."""
     timeout_s: Seconds
-    """Time limit in seconds from a reply to the agent's next request or exit, excluding the time for sampling. An agent
-    that exceeds the limit is stopped, and its episode ends."""
+    """Time limit in seconds from a reply to the agent's next request or exit, excluding sampling time. An agent that
+    exceeds the limit is stopped, and its episode ends."""
 
     @property
     def enabled(self) -> bool:
@@ -160,14 +160,14 @@ class AgentConfig(Group):
 
 @dataclass(frozen=True)
 class MultiTurnConfig(Group):
-    """Options for conversations, in which the policy and an environment alternate (docs/conversations.md)."""
+    """Options for conversations, in which the policy and an environment take turns (docs/conversations.md)."""
 
     enable: bool
-    """Sample responses with several turns, using ``tools``, veRL's tools or ``environment``.
-    ``data.max_response_length`` then limits the whole conversation, including the environment's messages."""
+    """Sample multi-turn responses, using ``tools``, veRL's tools or ``environment``. With conversations,
+    ``data.max_response_length`` limits the whole conversation, including the environment's messages."""
     environment: str | dict[str, str] | None
     """Custom class, such as ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
-    done, reward)``, or null for the environment of ``tools``. If the class has ``tools``, the prompt describes them. Of
+    done, reward)``, or null for the environment of ``tools``. The prompt describes the class's ``tools``, if any. Of
     several classes, ``{game: my.py:Game, shell: my.py:Shell}``, the column ``environment`` of each record names one."""
     tools: list[str]
     """Python functions, such as ``[my.py:calculator]``, whose annotations and Google-style docstrings tell the model
@@ -175,11 +175,11 @@ class MultiTurnConfig(Group):
     tool_config_path: str | None
     """YAML file in veRL's format that names subclasses of its ``BaseTool``; can be combined with ``tools``."""
     function_tool_path: str | None
-    """Python file whose functions with veRL's decorator ``@function_tool`` are also tools."""
+    """Python file with additional tools, which are functions decorated with veRL's ``@function_tool``."""
     format: str
-    """Format of the model's tool calls, as a vLLM tool parser such as ``hermes`` (Qwen) or ``llama3_json``."""
+    """Name of the vLLM parser for the model's tool calls, such as ``hermes`` (Qwen) or ``llama3_json``."""
     max_assistant_turns: PositiveInt | None
-    """Maximum number of policy turns, or null to continue until the environment stops or the tokens run out."""
+    """Maximum number of policy turns, or null to continue until the environment ends or the token limit is reached."""
     max_user_turns: PositiveInt | None
     """Maximum number of environment turns, or null for no limit."""
     max_parallel_calls: PositiveInt
@@ -188,10 +188,10 @@ class MultiTurnConfig(Group):
     """Maximum length of a tool message in characters, at least 1; longer messages are truncated."""
     tool_response_truncate_side: Literal["left", "middle", "right"]
     """Part of a long message to cut off, as in veRL 0.9: ``left`` (beginning), ``right`` (end) or ``middle``. Earlier
-    veRL versions kept the named part instead."""
+    veRL versions kept this part and cut off the rest."""
     reward: Literal["add", "only"]
-    """Use of the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only`` uses
-    the sum as the score without calling a verifier. A conversation is then correct if the sum is above 0."""
+    """How to use the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only``
+    uses the sum as the score without a verifier, so that a conversation is correct if the sum is above 0."""
     reward_functions: list[str]
     """Reward functions with the parameter ``environments`` for classes with TRL's interface, such as ``[my.py:reached,
     0.5*my.py:short]``. Each is called once, at the end of a conversation, in the process of its object; the weighted
@@ -200,10 +200,10 @@ class MultiTurnConfig(Group):
     """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""
     timeout_s: Seconds
-    """Time limit in seconds for an environment step, or for each call of tools if any is ``async``; a slower step or
-    call is stopped and answered with a message."""
+    """Time limit in seconds for an environment step, or for each tool call if any tool is ``async``. On timeout, the
+    step or call is stopped and answered with a message."""
     memory_limit_mb: PositiveInt
-    """Memory limit for a step in MiB, on top of the process's memory after imports; treated like the time limit."""
+    """Memory limit per step in MiB, on top of the process's memory after imports. Steps that exceed it are stopped."""
     agent: AgentConfig
 
     @property
@@ -213,7 +213,7 @@ class MultiTurnConfig(Group):
 
     @property
     def has_tools(self) -> bool:
-        """Whether conversations use tools, provided by the environment or by an agent."""
+        """Whether conversations use tools or an agent rather than a custom environment."""
         return self.environment is None
 
     @property
@@ -269,26 +269,26 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     worker, and decodes batches of ``max_num_seqs`` responses, each until its last response finishes."""
     free_cache_engine: bool
     """Free the engine's weights and KV cache during updates (vLLM's sleep mode, level 2); the next weight sync restores
-    them. This has no effect on a CPU."""
+    them. The option has no effect on a CPU."""
     check_weights: bool
     """Check before the first step that engines sample with the policy's weights: noise is added to every weight, the
     engines sample, the policy scores their tokens, and the weights are restored. Takes two weight syncs."""
     update_weights_bucket_megabytes: PositiveInt
-    """Maximum size in MiB of a message with weights to the engine, at least 1; a larger parameter is sent in its own
-    message. A weight sync needs up to twice this memory. Affects speed, not results."""
+    """Maximum size in MiB of a weight transfer message to the engine, at least 1; larger parameters are sent
+    separately. A weight sync needs up to twice this memory. Affects speed, not results."""
     stop_token_ids: StopTokenIds
     """Tokens that end a response, in addition to the end tokens of the tokenizer and ``generation_config.json``."""
     stop: StopStrings
-    """Strings that end a response, in training and validation. The policy is also trained on the tokens of the string,
-    but the scored text ends before it. A response that ends with such a string is not truncated."""
+    """Strings that end a response, in training and validation. The policy is also trained on the tokens of the stop
+    string, but the scored text ends before it. Responses that end with a stop string do not count as truncated."""
     val_kwargs: SamplingConfig
     """Sampling options for validation."""
     multi_turn: MultiTurnConfig
     nnodes: NotNegativeInt
-    """Number of machines with engines on devices of their own, separate from the trainer (docs/async.md), or 0 for
-    engines inside the trainer's workers. A machine with enough GPUs can host both engines and trainer workers."""
+    """Number of machines with dedicated engines, separate from the trainer (docs/async.md), or 0 to run the engines
+    inside the trainer's workers. A machine with enough GPUs can host both engines and trainer workers."""
     n_gpus_per_node: NotNegativeInt
-    """Number of separate engine workers per machine (GPUs, or else CPU processes); must be 0 if ``nnodes`` is 0."""
+    """Number of dedicated engine workers per machine, each on a GPU or a CPU; must be 0 if ``nnodes`` is 0."""
 
     @property
     def has_pool(self) -> bool:
@@ -330,11 +330,11 @@ class AsyncTrainingConfig(Group):
     """Options for responses that span several training steps (docs/async.md)."""
 
     max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
-    """Maximum number of weight versions by which a response may lag behind the policy that learns from it; 0 samples
-    every response in its own step. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
+    """Maximum number of weight versions by which a response may lag behind the policy trained on it; 0 samples every
+    response in its own step. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End sampling as soon as enough groups are complete; unfinished responses continue with newer weights. This
-    requires ``max_staleness`` of at least 1, or at least 2 with separate engines."""
+    """End sampling as soon as enough groups are complete; unfinished responses continue with newer weights. Partial
+    rollouts require ``max_staleness`` of at least 1, or at least 2 with separate engines."""
 
     def check(self) -> None:
         fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"

@@ -13,10 +13,10 @@ RUN_CONFIG = "config.yaml"
 """Name of the configuration file in a run's folder."""
 
 MAX_BYTES = 1 << 17
-"""Maximum size of a file to parse, which limits parsing to seconds; a genuine file has about 10 kB."""
+"""Maximum file size in bytes, which keeps parsing within seconds; real files have about 10 kB."""
 
 MAX_INTEGER = 100
-"""Maximum length of an integer in characters, because ``1:59:59:...`` takes quadratic time to convert."""
+"""Maximum length of an integer in characters, because converting ``1:59:59:...`` takes quadratic time."""
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
@@ -61,6 +61,6 @@ def read_run_config(path: Path) -> dict[str, Any]:
 
 
 def run_option(config: Mapping[str, Any], group: str, option: str) -> Any:
-    """Return the value of a group's option, or None if it is missing."""
+    """Return the value of an option in a group, or None if the option is missing."""
     values = config.get(group)
     return values.get(option) if isinstance(values, dict) else None

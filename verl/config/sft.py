@@ -12,13 +12,13 @@ class SFTDataConfig(Group):
     """Training and validation conversations."""
 
     train_files: Annotated[list[str], NAMES_ONE]
-    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or hub data sets as
+    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or hub datasets as
     ``owner/name:config:split``."""
     val_files: list[str]
     """Validation conversations, in the same format as ``train_files``; an empty list disables validation."""
     messages_key: str
-    """Column of the chat messages, a list of ``{"role", "content"}``; the loss includes only the assistant turns. Tool
-    calls and the column ``tools`` are also supported (docs/data.md)."""
+    """Column with the chat messages, a list of ``{"role", "content"}``; the loss includes only the assistant turns.
+    Tool calls and the column ``tools`` are also supported (docs/data.md)."""
     train_batch_size: PositiveInt
     """Number of conversations per optimizer step over all workers."""
     micro_batch_size_per_gpu: PositiveInt
@@ -26,7 +26,7 @@ class SFTDataConfig(Group):
     max_length: PositiveInt
     """Maximum conversation length in tokens."""
     truncation: Literal["error", "right"]
-    """Treatment of overlong conversations: ``error`` ends the run before training, ``right`` drops the last tokens."""
+    """How to handle overlong conversations: ``error`` ends the run before training, ``right`` drops the last tokens."""
 
 
 @dataclass(frozen=True)

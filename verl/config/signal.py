@@ -65,8 +65,8 @@ class FilterGroupsConfig(Group):
     which is known only after filtering, so it requires ``use_kl_in_reward=false`` and then equals ``seq_reward``.
     ``trainer.method`` and rank shaping do not affect the metric, because they run after filtering."""
     max_num_gen_batches: int
-    """Maximum number of batches of ``data.gen_batch_size`` prompts to sample per step. At the limit, the step learns
-    from the groups found so far, whereas veRL ends the run. 0 or less sets no limit, but the run ends if 100 batches
+    """Maximum number of batches of ``data.gen_batch_size`` prompts to sample per step. At the limit, the step trains on
+    the groups collected so far, whereas veRL ends the run. 0 or less means no limit, but the run ends if 100 batches
     yield nothing to learn from. Only the first batch of a step counts towards the epoch."""
 
 
@@ -90,8 +90,8 @@ class RolloutCorrectionConfig(Group):
     """Truncated importance sampling: weight each token's loss by the ratio p_trainer / p_rollout of the token or of the
     whole response, or null to disable it."""
     rollout_is_threshold: Any
-    """Maximum importance weight of ``rollout_is``, above 0, or a band such as ``"0.5_2.0"``. Weights of tokens or of
-    whole responses that are outside the band are set to 0 (IcePop, arXiv 2510.18855)."""
+    """Maximum importance weight of ``rollout_is``, above 0, or a band such as ``"0.5_2.0"``. Weights outside the band,
+    per token or response, are set to 0 (IcePop, arXiv 2510.18855)."""
     rollout_is_batch_normalize: bool
     """Divide the importance weights by their batch mean, over tokens or responses depending on ``rollout_is``."""
     rollout_rs: list[str] | None
@@ -100,8 +100,8 @@ class RolloutCorrectionConfig(Group):
     ``token_k1``, ``token_k2`` and ``token_k3`` mask single tokens; ``seq_sum_k1`` (the ratio of the whole response),
     ``seq_mean_k1`` (the geometric mean of token ratios), ``seq_max_k2`` and similar rules mask whole responses."""
     rollout_rs_threshold: list[Any] | None
-    """Bounds, one per rule or one for all rules. A k1 rule takes both bounds on the ratio, ``"0.5_2.0"``, or only an
-    upper bound, 2.0, whose inverse is the lower bound; other rules take an upper bound in nats."""
+    """Bounds, one per rule or one for all rules. A k1 rule takes two bounds on the ratio, such as ``"0.5_2.0"``, or
+    only the upper bound, whose inverse is the lower bound; other rules take an upper bound in nats."""
     rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
     """Threshold in [1e-8, 1), such as 1e-4: if any token's ratio p_trainer / p_rollout is lower, the whole response is
     rejected. Null disables this rule, which is logged as ``seq_max_k1``."""
@@ -168,7 +168,7 @@ def _rejection(field: str, rule: str, bound: str) -> Rejection:
 
 @dataclass(frozen=True)
 class PFPPOConfig(Group):
-    """Options for the sampling weights of responses in ``algorithm.use_pf_ppo``."""
+    """Options for the resampling weights of responses with ``algorithm.use_pf_ppo``."""
 
     reweight_method: Literal["pow", "max_min", "max_random"]
     """Sampling weight of a response with reward r. ``pow``: abs(r) to the power of ``weight_pow``; ``max_min``: 1 for
@@ -200,7 +200,7 @@ class AlgorithmConfig(Group):
     lam: Probability
     """Lambda of ``gae``, in [0, 1]: 0 relies only on the critic, 1 only on the rewards."""
     use_kl_in_reward: bool
-    """Subtract each token's KL divergence from the reference policy from the token's reward."""
+    """Subtract a per-token KL penalty, relative to the reference policy, from the rewards."""
     kl_penalty: Annotated[str, custom_or(KL_TYPES)]
     """Estimator of the KL divergence if ``use_kl_in_reward=true``; see ``actor.kl_loss_type``. The suffix ``+`` has no
     effect, because rewards have no gradient."""
@@ -210,7 +210,7 @@ class AlgorithmConfig(Group):
     filter_groups: FilterGroupsConfig
     rollout_correction: RolloutCorrectionConfig
     use_pf_ppo: bool
-    """Resample a batch's responses with replacement, with weights that depend on their rewards, and update on the same
+    """Resample a batch's responses with replacement, using weights that depend on their rewards, and train on the same
     number of responses (PF-PPO, arXiv 2409.06957). Requires ``gae``."""
     pf_ppo: PFPPOConfig
 

@@ -22,15 +22,15 @@ class SamplesConfig(Group):
     freq: NotNegativeInt
     """Store the responses of the first training step, of every Nth step and of all validations; 0 stores none."""
     fraction: Share
-    """Share of prompts whose responses are stored in training, in (0, 1]; the selection is the same in every step.
+    """Fraction of prompts whose responses are stored in training, in (0, 1]; the selection is the same in every step.
     Validations are stored completely."""
     max_mb: PositiveFloat
-    """Maximum size of the folder in MiB, above 0. If the folder is larger, every other stored step except the newest is
-    removed, training steps before validations. The remaining steps are thus spread over the whole run."""
+    """Maximum size of the folder in MiB, above 0. If the folder grows larger, every other stored step except the newest
+    is removed, starting with training steps. The remaining steps thus cover the whole run."""
 
     tokens: bool
     """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, which determine the
-    colours of tokens in the report. This makes a stored response about ten times larger."""
+    colours of tokens in the report. Tokens make a stored response about ten times larger."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TrainerConfig(RunConfig):
     method: Annotated[str, require_import_path] | None
     """Subclass of ``verl.method.Method`` that customises the training step, as ``module:Class`` or ``file.py:Class``
     (docs/extending.md), or null. A method can choose prompts, set their sampling options, resample responses, choose
-    the batch to learn from, or change rewards."""
+    the training batch, or change rewards."""
     method_kwargs: dict[str, Any]
     """Keyword arguments of ``method``."""
     val_before_train: bool
@@ -50,21 +50,21 @@ class TrainerConfig(RunConfig):
     except_save: list[Step]
     """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
-    """Number of initial steps in which only the critic is trained, with ``gae``. veRL trains one step fewer for the
-    same value. The policy's learning-rate schedule starts with its first update."""
+    """Number of initial steps that train only the critic, with ``gae``. With the same value, veRL runs one warm-up step
+    fewer. The policy's learning-rate schedule starts with its first update."""
     remove_clip: bool
-    """Exclude responses that were cut at ``data.max_response_length`` from the losses. Such responses are still
-    included in the statistics of their group and in the logs."""
+    """Exclude responses that were cut at ``data.max_response_length`` from the losses. Truncated responses are still
+    included in group statistics and logs."""
     deterministic: bool | None
     """Make responses independent of engine speed: waiting requests are assigned only once all engines have replied, and
     by token counts alone. Otherwise, each engine receives requests as soon as it has room, and the last bits of
-    log-probabilities depend on which responses are batched together. Null enables this on a CPU. True also makes torch
+    log-probabilities depend on which responses are batched together. Null means true on a CPU. True also makes torch
     use deterministic operations in updates; operations without a deterministic implementation are listed after the
     first update."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
     """Number of responses from every stored training step and validation to show on the console and as tables in wandb
-    and TensorBoard. They are spread over the batch, so that every validation shows the same prompts. 0 shows none."""
+    and TensorBoard. Responses are spread over the batch, so every validation shows the same prompts. 0 shows none."""
 
     def check(self) -> None:
         require_custom_kwargs("method", self.method, self.method_kwargs)

@@ -1,4 +1,4 @@
-"""Synthetic arithmetic with worked solutions, a task that a 1M-parameter character model learns on a laptop CPU.
+"""Synthetic arithmetic with worked solutions, which a 1M-parameter character model can learn on a laptop CPU.
 
 A solution repeats the operands, zero-padded to the same width, then computes the result digit by digit in a fixed
 layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
@@ -30,23 +30,22 @@ SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 class ArithmeticTask:
     """Distribution of arithmetic problems.
 
-    A range is ``(fewest, most)``: inclusive bounds on an operand's number of decimal digits, which is drawn uniformly.
-    An invalid range raises a ``ValueError`` that names its field.
+    A range ``(fewest, most)`` contains inclusive bounds on the number of decimal digits of an operand, which is drawn
+    uniformly. An invalid range raises a ``ValueError`` that names its field.
     """
 
     sum_digits: tuple[int, int] = (3, 4)
-    """Range of the number of digits in each operand of a sum."""
+    """Range for the number of digits of each operand in a sum."""
     difference_digits: tuple[int, int] = (3, 4)
-    """Range of the number of digits in each operand of a difference. The larger operand comes first."""
+    """Range for the number of digits of each operand in a difference. The larger operand comes first."""
     product_digits: tuple[int, int] = (2, 3)
-    """Range of the number of digits in a product's first factor. The second factor is a single digit from 2 to 9."""
+    """Range for the number of digits of the first factor in a product. The second factor is from 2 to 9."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in vars(self).items():
             require(1 <= low <= high <= MAX_DIGITS, name, (low, high), f"must satisfy 1 <= low <= high <= {MAX_DIGITS}")
 
     def draw(self, rng: random.Random) -> GeneratedProblem:
-        """Draw a random problem."""
         kind = rng.choices(list(MIXTURE), weights=list(MIXTURE.values()))[0]
         digits: tuple[int, int] = getattr(self, f"{kind}_digits")
         a = _draw_operand(rng, digits)
@@ -97,7 +96,7 @@ def _product_step(x: int, y: int, carry: int) -> tuple[str, int, int]:
 
 
 _STEPS = {"sum": _sum_step, "difference": _difference_step, "product": _product_step}
-"""Maps each kind to a function of two digits and a carry that returns the step's text, its digit and the next carry."""
+"""Maps each kind to a function from two digits and a carry to the step's text, the result digit and the next carry."""
 
 
 def _draw_operand(rng: random.Random, digits: tuple[int, int]) -> int:

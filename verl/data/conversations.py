@@ -20,17 +20,17 @@ from verl.data.samplers import ResumableRandomSampler, batch_loader
 from verl.data.templates import render_chat, render_record
 
 Conversation = tuple[list[int], list[int]]
-"""Token ids, and a loss mask that is 1 for tokens to learn."""
+"""Token ids, and a loss mask that is 1 for tokens to train on."""
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message in which services return a model's thoughts. Few chat templates read them."""
 
 
 class ConversationDataset(Dataset[Conversation]):
-    """The conversations in ``files``, which are tokenized at construction.
+    """Dataset of the conversations in ``files``, which are tokenized at construction.
 
     Raises ``ConfigError`` if a file cannot be read or lacks the column, or if a conversation is malformed, has no
-    assistant turn to learn, does not fit the chat template, or is too long. The message names file and row.
+    assistant turn to train on, does not fit the chat template, or is too long. The message names the file and row.
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -76,14 +76,14 @@ def tokenize_conversation(
     max_length: int = sys.maxsize,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Conversation:
-    """Return a conversation's token ids, and a mask of the assistant's turns with their end-of-turn tokens.
+    """Return a conversation's token ids and a mask of the assistant turns, including end-of-turn tokens.
 
-    A turn consists of the tokens that the template appends for it, so a turn must not change how earlier turns are
-    rendered. Turns with ``weight`` 0 (OpenAI's format for fine-tuning) are not learned. Turns after the first
+    A turn consists of the tokens that the template appends for it, so it must not change how earlier turns are
+    rendered. Turns with ``weight`` 0 (OpenAI's format for fine-tuning) are only context. Turns after the first
     ``max_length`` tokens are skipped, because rendering all turns takes quadratic time.
 
     Raises ``ConfigError`` if a turn changes earlier ones, if the template omits tools, tool calls or thoughts, if a
-    weight is neither 0 nor 1, or if there is no turn to learn.
+    weight is neither 0 nor 1, or if there is no turn to train on.
     """
 
     def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:
@@ -123,7 +123,7 @@ def tokenize_conversation(
 
 
 def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
-    """Convert conversations to a batch with ``learn_mask``. The first token of a conversation is its prompt."""
+    """Convert conversations to a batch with ``learn_mask``. The first token of a conversation serves as its prompt."""
     ids, masks = zip(*conversations, strict=True)
     learned = torch.tensor([learned for mask in masks for learned in mask[1:]]).bool()
     return Batch.of([row[:1] for row in ids], [row[1:] for row in ids], learn_mask=learned)

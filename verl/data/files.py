@@ -1,4 +1,4 @@
-"""Readers for local data files and for datasets on the Hugging Face hub."""
+"""Readers for local data files and datasets on the Hugging Face hub."""
 
 import csv
 import io
@@ -28,9 +28,9 @@ Row = dict[str, Any]
 MAX_BYTES, MAX_EXPANSION = 1 << 28, 200
 """Memory limit for the rows of a parquet file: ``MAX_BYTES`` or, if larger, ``MAX_EXPANSION`` times the file size."""
 OVERHEAD = 4
-"""Upper bound on the memory used while reading rows, as a multiple of the rows' own size."""
+"""Upper bound on the memory needed to read rows, as a multiple of the size of the rows."""
 BYTES_PER_ROW = 100
-"""Minimum size of a row in memory in bytes."""
+"""Minimum size of a row in memory, in bytes."""
 ROWS_AT_A_TIME = 4096
 
 PROBE_S = 10.0
@@ -94,7 +94,6 @@ def _read_hub(name: str, published: HubSet) -> list[Row]:
 
 
 def _hub_answers() -> bool:
-    """Return whether the hub responds to a request."""
     try:
         request = urllib.request.Request(huggingface_hub.constants.ENDPOINT, method="HEAD")
         urllib.request.urlopen(request, timeout=PROBE_S).close()
@@ -164,7 +163,7 @@ def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
-    """Return the objects in a JSON lines file with their line numbers, starting at 1. Blank lines are skipped.
+    """Return the objects in a JSON Lines file with their 1-based line numbers. Blank lines are skipped.
 
     Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or if a line is not a JSON object.
     """
@@ -175,7 +174,7 @@ def read_json_lines(path: Path) -> list[tuple[int, Row]]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Return the rows of a CSV file with a header. All values are strings.
+    """Return the rows of a CSV file that starts with a header. All values are strings.
 
     Raises ``ConfigError`` if the file cannot be read or is not UTF-8 text, or if a row does not match the header.
     """
@@ -266,4 +265,4 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
 }
-"""File suffix -> function that reads all rows. A ``.json`` file contains either a list or one object per line."""
+"""Maps file suffixes to functions that read all rows. ``.json`` files contain a list or one object per line."""

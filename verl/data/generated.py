@@ -1,4 +1,4 @@
-"""Generates problems for disjoint dataset splits."""
+"""Generation of problems for disjoint dataset splits."""
 
 import hashlib
 import random
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from verl.config.checks import require
 
 SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Maps each split to its share of all questions, in 32nds."""
+"""Maps each split to its fraction of all questions, in 32nds."""
 
 MAX_MISSES = 10_000
-"""Number of consecutive draws without a new question after which a task is considered to have too few questions."""
+"""Number of consecutive draws without a new question after which the task is considered exhausted."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class GeneratedProblem:
 
     question: str
     solution: str
-    """Worked steps, ending with the answer in the form expected by the task's verifier."""
+    """Worked steps that end with the answer in the format expected by the task's verifier."""
     answer: str
-    """Nonnegative integer in decimal, without leading zeros."""
+    """Nonnegative decimal integer without leading zeros."""
     kind: str
     """Kind of problem, as defined by the task."""
 
@@ -33,7 +33,7 @@ def draw_split(
     """Draw ``size`` problems with distinct questions from the split ``name``, a key of ``SPLIT_SHARES``.
 
     :func:`split_of` assigns each question to one split, so splits never overlap, whatever the seeds and sizes. A larger
-    ``size`` extends the list for a smaller one. Raises ``ValueError`` if the split is unknown or the task has too few
+    ``size`` extends the list of a smaller one. Raises ``ValueError`` if the split is unknown or the task has too few
     distinct questions.
     """
     require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")

@@ -18,24 +18,24 @@ class PromptRecord:
     data_source: str
     """Name of the verifier."""
     ground_truth: Any
-    """The answer as a JSON value. Null is allowed only with a custom reward function."""
+    """Answer as a JSON value, which can be null only with a custom reward function."""
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
-    """The chat in the data file, followed by the environment's first observation. Plain text is one user message."""
+    """Chat from the data file, followed by the environment's first observation. Plain text becomes one user message."""
     opens_thought: bool
     """Whether the prompt ends with ``<think>``."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Tool schemas from the data file, which replace the run's schemas in the prompt."""
+    """Tool schemas from the data file, which replace the run's tool schemas in the prompt."""
     state: str = ""
     """Initial state of the environment as JSON, if the prompt contains an observation."""
 
     def observing(self, state: str, messages: Sequence[Mapping[str, Any]]) -> "PromptRecord":
-        """Return the record with the environment's initial state, and with its observation appended to the chat."""
+        """Return the record with the environment's initial state and with its first observation appended to the chat."""
         return replace(self, state=state, messages=with_observation(self.messages, messages))
 
     @property
     def asks_for_hashes(self) -> bool:
-        """Return whether the prompt asks for the answer after ``####``, as in GSM8K, rather than in a box."""
+        """Whether the prompt asks for the answer after ``####``, as in GSM8K, rather than in a box."""
         text = "\n".join(message["content"] or "" for message in self.messages)
         return "####" in text and "boxed" not in text
 

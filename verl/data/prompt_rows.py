@@ -23,9 +23,9 @@ from verl.rewards.registry import GROUND_TRUTH, check_ground_truth
 MEDIA = ("images", "videos")
 """Names of the media columns in multimodal records of veRL."""
 ONE_TURN_AGENT = "single_turn_agent"
-"""Agent name in veRL's records for single-turn responses."""
+"""Value of ``agent_name`` in veRL's records for single-turn responses."""
 TOOL_AGENT = "tool_agent"
-"""Agent name in veRL's records for responses with tool calls."""
+"""Value of ``agent_name`` in veRL's records for responses with tool calls."""
 
 
 NOTES = {
@@ -41,11 +41,11 @@ NOTES = {
     "{first}); remove the message if it is the answer to learn",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Maps each kind of note for the user to its text."""
+"""Maps each kind of user note to its text."""
 
 
 class PromptReader:
-    """Converter from rows to records, which also collects notes for the user."""
+    """Converter of data file rows to prompt records, which also collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, scored: bool = True) -> None:
         """Prepare a reader. ``scored`` indicates whether verifiers score the responses."""
@@ -56,13 +56,13 @@ class PromptReader:
         self.records: list[PromptRecord] = []
         self.num_read = 0
         self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
-        """Maps each kind of note to the names of the rows that it applies to."""
+        """Maps each kind of note to the names of the rows to which it applies."""
         self._too_long: list[int] = []
         """Lengths of prompts longer than ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
     def read(self, row: Mapping[str, Any], where: str) -> PromptRecord:
-        """Convert a row to a record without tokens, and number it. ``where`` is its name in error messages.
+        """Convert a row to a numbered record without tokens. ``where`` describes the row in error messages.
 
         Raises ``ConfigError`` if the row is malformed or if responses to it cannot be scored.
         """
@@ -84,7 +84,7 @@ class PromptReader:
         )
 
     def add(self, record: PromptRecord, where: str) -> None:
-        """Tokenize a record, and add it unless too long. Raise ``ConfigError`` if the template rejects the record."""
+        """Tokenize and add a record unless it is too long. Raise ``ConfigError`` if the template rejects the record."""
         config = self.config
         ids = self._render(record.messages, record.tools, where)
         if record.messages[-1]["role"] == "assistant":
@@ -116,7 +116,7 @@ class PromptReader:
             raise ConfigError(f"{where}: {config.prompt_key}: {error}") from error
 
     def check_any_left(self, files: Sequence[str]) -> None:
-        """Raise ``ConfigError`` if there are no prompts, or if all of them were left out because they are too long."""
+        """Raise ``ConfigError`` if there are no prompts, or if all of them were dropped because they are too long."""
         if not self.num_read:
             raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
         if not self.records:
@@ -143,7 +143,7 @@ def render(
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """Return a chat's tokens with ``data.template``. Raises ``ConfigError`` if the template rejects the messages."""
+    """Render a chat as tokens with ``data.template``. Raises ``ConfigError`` if the template rejects the messages."""
     name, arguments = config.template, dict(config.apply_chat_template_kwargs)
     if name == "chat":
         return render_record(messages, tokenizer, tools, arguments)
@@ -154,7 +154,7 @@ def render(
 
 
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
-    """Return the row's prompt as a chat. Raises a ``ConfigError`` that names ``where`` if it is empty or malformed.
+    """Return a row's prompt as a chat. Raises a ``ConfigError`` with ``where`` if the prompt is empty or malformed.
 
     ``with_tools`` indicates whether the run provides tools, which records of veRL may require.
     """
@@ -199,13 +199,13 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str, answer
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` as a mapping, parsed if it is JSON text. Values of other types become an empty mapping."""
+    """Return ``value`` as a mapping, after parsing JSON text. Values of other types become an empty mapping."""
     value = parse_json(value)
     return value if isinstance(value, dict) else {}
 
 
 def read_extra_info(value: Any) -> Mapping[str, Any]:
-    """Return ``extra_info``, a mapping or its JSON text, as a mapping.
+    """Return ``extra_info``, which can be a mapping or JSON text, as a mapping.
 
     Null becomes an empty mapping, and any other value is stored under the key ``value``.
     """

@@ -1,4 +1,4 @@
-"""The prompt dataset and its batch loaders."""
+"""Dataset of prompts and its batch loaders."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,26 @@ from verl.rewards.registry import custom_columns
 from verl.utils.user_code import load_class, user_code
 
 UNSCORED = "environment"
-"""Data source of prompts that do not name one because an environment scores the responses."""
+"""Default data source of prompts whose responses are scored by an environment."""
 
 COLUMN_OPTIONS = (
     "data.prompt_key, data.answer_key, and data.reward_fn_key or data.data_source, the verifier (data.prompt_key="
     'question data.answer_key=answer data.data_source=math for {"question": "1 + 1?", "answer": "2"}),'
 )
-"""Text that lists the options for the columns of a record, with an example."""
+"""Text for error messages that lists the options for column names, with an example."""
 
 
 class PromptDataset(Dataset[PromptRecord]):
-    """The prompts in ``files``, which are tokenized at construction.
+    """Dataset of the prompts in ``files``, which are tokenized at construction.
 
     Args:
-        max_samples: number of prompts to use, or -1 for all. They are drawn from all files with ``seed`` or, if
+        max_samples: number of prompts to use, or -1 for all. The prompts are chosen from all files with ``seed`` or, if
             ``data.shuffle=false``, are the first ones.
         scored: whether verifiers score the responses. In this case, rows need a data source and a ground truth.
         begin: function that adds what environments say first, and their tools, to records before they are tokenized.
 
     Raises ``ConfigError`` if a file cannot be read or lacks a column; if no prompt is short enough; or if a row is
-    malformed, does not fit ``data.template``, is too long, or cannot be scored. The message names file and row.
+    malformed, does not fit ``data.template``, is too long, or cannot be scored. The message names the file and row.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PromptDataset(Dataset[PromptRecord]):
 def _read_sources(
     files: Sequence[str], config: DataConfig, scored: bool, whole_rows: bool = False
 ) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """Return the name and the rows of each file or, if it is set, of the custom dataset class."""
+    """Return the name and rows of each file or, if configured, of the custom dataset class."""
     layout = PromptLayout(config.prompt_key, config.reward_fn_key, config.answer_key, config.data_source)
     layout = layout._replace(generated=config.generated, whole_rows=whole_rows)
     path, name = config.custom_cls.path, config.custom_cls.name
@@ -99,7 +99,7 @@ def _read_sources(
 
 
 class PromptLayout(NamedTuple):
-    """Names of the columns in a file of prompts, and defaults for missing columns. Fields are named as in ``data``."""
+    """Column names in prompt files, and defaults for missing columns. The fields have the names of ``data`` options."""
 
     prompt_key: str = "prompt"
     reward_fn_key: str = "data_source"
@@ -108,17 +108,17 @@ class PromptLayout(NamedTuple):
     generated: Mapping[str, Mapping[str, Any]] = {}
     """Maps the name of each generated dataset to its options."""
     whole_rows: bool = False
-    """Whether to add all other columns to ``extra_info``, for environments that are initialized with a row."""
+    """Whether to add all other columns to ``extra_info``, for environments that are initialized from a row."""
 
     def columns(self, scored: bool = True) -> list[str]:
-        """Return the columns that every row must have: only the prompt if no verifier scores the responses."""
+        """Return the columns that every row must have, which is only the prompt if no verifier scores the responses."""
         if not scored:
             return [self.prompt_key]
         source = [self.reward_fn_key] if self.data_source is None else []
         return [self.prompt_key, self.answer_key or "reward_model", *source]
 
     def read(self, file: str, scored: bool = True) -> list[Mapping[str, Any]]:
-        """Return the completed rows of a file or of a generated dataset."""
+        """Return the rows of a file or generated dataset, with missing columns filled in."""
         generated = generated_set(file, self.generated)
         if generated is not None:
             names = {"prompt": self.prompt_key, "data_source": self.reward_fn_key}
@@ -128,10 +128,10 @@ class PromptLayout(NamedTuple):
         return [self.completed(row, scored) for row in rows]
 
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
-        """Fill in the columns that ``answer_key`` and ``data_source`` provide, and optional columns that the row lacks.
+        """Fill in missing columns: those that ``answer_key`` and ``data_source`` provide, and optional columns.
 
-        Columns for which a custom reward function has parameters are added to ``extra_info``. The prompt is added as
-        ``prompt``, whatever the name of its column, and instead of another column of this name.
+        Columns that match parameters of a custom reward function are added to ``extra_info``. The prompt always matches
+        the parameter ``prompt``, even if its column has a different name and another column is called ``prompt``.
         """
         if not scored:
             row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}
@@ -151,7 +151,7 @@ class PromptLayout(NamedTuple):
 
 
 def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:
-    """Return the numbers of the selected rows of each file, in ascending order."""
+    """Return the indices of the selected rows of each file, in ascending order."""
     total = sum(sizes)
     if max_samples == -1 or max_samples >= total:
         return [list(range(size)) for size in sizes]

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def generated_rows(name: str, generated: GeneratedSet) -> list[Row]:
-    """Return the problems of a generated dataset as rows in veRL's layout. Error messages call the dataset ``name``.
+    """Return the problems of a generated dataset, called ``name`` in error messages, as rows in veRL's layout.
 
     Raises ``ConfigError`` if reasoning-gym is not installed, lacks the generator, rejects its options or fails.
     """
@@ -44,7 +44,7 @@ def generated_rows(name: str, generated: GeneratedSet) -> list[Row]:
 
 
 def _score(dataset: Any, problem: Row) -> float:
-    """Return the score of the answer that a problem contains."""
+    """Return the score that the generator assigns to a problem's reference answer."""
     return float(dataset.score_answer(problem["answer"], problem))
 
 

@@ -46,7 +46,7 @@ def rl_record(
     category: str = "",
     ability: str = "math",
 ) -> dict[str, Any]:
-    """Return a row of ``RL_SCHEMA``. The prompt is a user message with the question and the instruction.
+    """Return a row of ``RL_SCHEMA``. The prompt is a user message that contains the question and the instruction.
 
     ``data_source`` selects the verifier (``verl.rewards.registry``). ``category`` is a dataset label, such as a
     difficulty level.
@@ -62,7 +62,7 @@ def rl_record(
 
 
 def split_solution(text: str) -> tuple[str, str | None]:
-    """Return (answer, ``text``) if ``text`` is a solution that ends with e.g. ``#### 12``, else (``text``, None)."""
+    """Return (answer, ``text``) if ``text`` is a solution with an ending such as ``#### 12``, else (``text``, None)."""
     answer = extract_gsm8k(text)
     return (text, None) if answer is None else (answer, text)
 
@@ -85,13 +85,13 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
 
 
 def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
-    """Return the messages in ``value``, an entry of the column ``key``, in the form that chat templates expect.
+    """Return the messages in ``value``, an entry of the column ``key``, in the format that chat templates expect.
 
-    Null fields are removed, except for the content of messages with tool calls. Contents that consist of text parts are
-    joined. Arguments of tool calls become objects, which are empty if the arguments are null or missing. Error messages
-    call the chat ``what``.
+    Null fields are removed, except for the content of messages with tool calls. If the content is a list of text parts,
+    they are joined. Tool call arguments become objects, which are empty for null or missing arguments. Error messages
+    refer to the chat as ``what``.
 
-    Raises ``ConfigError`` if the chat is malformed or empty. The message contains ``where``, ``key`` and ``option``.
+    Raises a ``ConfigError`` that contains ``where``, ``key`` and ``option`` if the chat is malformed or empty.
     """
     if not isinstance(value, list) or not all(
         isinstance(message, dict)
@@ -132,7 +132,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return a record's tools, a list or its JSON text, as a list. Raises a ``ConfigError`` that names ``where``."""
+    """Return a record's tools as a list, parsing JSON text. Raises ``ConfigError`` if the tools are malformed."""
     value = row.get("tools")
     tools = [] if value in (None, "", "null") else parse_json(value)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -141,14 +141,14 @@ def read_tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Remove null entries of mappings at any depth. In parquet, all mappings in a column have the same keys."""
+    """Remove null entries of mappings at any depth. They occur because mappings in a parquet column share keys."""
     if isinstance(value, dict):
         return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
     return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def parse_json(value: Any) -> Any:
-    """Parse ``value`` if it is text, and return None if it is not valid JSON. Return other values unchanged."""
+    """Parse ``value`` if it is text, returning None for invalid JSON. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -158,5 +158,5 @@ def parse_json(value: Any) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether ``text`` can be encoded. JSON may contain lone surrogates, which tokenizers reject."""
+    """Return whether ``text`` is valid Unicode. JSON may contain lone surrogates, which tokenizers reject."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -25,11 +25,11 @@ def decode_responses(
 
 
 MAX_INCOMPLETE = 8
-"""Number of consecutive tokens without a complete character after which their bytes are considered invalid."""
+"""Number of consecutive tokens without a complete character after which their bytes are treated as invalid."""
 
 
 def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each token, including special tokens. Together, they form the whole text.
+    """Return the text of each token, including special tokens. The concatenated texts form the whole text.
 
     A character that spans several tokens is assigned to the last of these tokens.
     """

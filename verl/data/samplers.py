@@ -1,4 +1,4 @@
-"""Samplers that shuffle the data, mix files, or wrap a user's sampler, and that can resume within an epoch."""
+"""Samplers that shuffle data, mix files or wrap a custom sampler, and that can resume in the middle of an epoch."""
 
 import operator
 import warnings
@@ -26,9 +26,9 @@ def batch_loader(
 
 
 class ResumableRandomSampler(RandomSampler):
-    """A :class:`RandomSampler` whose iterators have the state that ``StatefulDataLoader`` saves.
+    """A :class:`RandomSampler` whose iterators provide the state that ``StatefulDataLoader`` saves.
 
-    Without this state, the loader would resume in the first epoch.
+    Without this state, the loader would always resume in the first epoch.
     """
 
     def __iter__(self) -> Iterator[int]:
@@ -40,7 +40,7 @@ class ResumableRandomSampler(RandomSampler):
 
 
 class _Epoch(Iterator[int]):
-    """Iterator over an epoch's indices that stores the generator state from before the epoch."""
+    """Iterator over the indices of an epoch that stores the generator state at the start of the epoch."""
 
     def __init__(self, sampler: ResumableRandomSampler) -> None:
         self.sampler = sampler
@@ -57,11 +57,11 @@ class _Epoch(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator state from before the epoch and the number of indices yielded so far."""
+        """Return the generator state at the start of the epoch and the number of indices yielded so far."""
         return {"generator": self.start, "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the position at which :meth:`state_dict` was called."""
+        """Restore the position saved by :meth:`state_dict`."""
         self.sampler.generator.set_state(state["generator"])
         self._begin()
         for _ in range(state["num_yielded"]):
@@ -105,7 +105,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 class CustomSampler(Sampler[int]):
-    """Wrapper for a user's sampler that validates it.
+    """Wrapper that validates a user-defined sampler and its indices.
 
     Raises ``ConfigError`` if the class cannot be loaded or raises an exception, if the sampler's length is unknown or
     less than the batch size, or if it has only one of ``state_dict`` and ``load_state_dict``.
@@ -138,19 +138,19 @@ class CustomSampler(Sampler[int]):
 
     @property
     def note(self) -> str:
-        """Warning for the user, or an empty string."""
+        """Warning about state that is lost on resuming, or an empty string."""
         if hasattr(self.inner, "update") and not self.state.exists:
             return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
         return ""
 
     def update(self, outcome: object) -> None:
-        """Call the ``update`` method of the user's sampler, if it exists, with a :class:`verl.method.StepOutcome`."""
+        """Call the ``update`` method of the custom sampler, if it exists, with a :class:`verl.method.StepOutcome`."""
         if hasattr(self.inner, "update"):
             with user_code(f"{self.where}: its update(outcome)"):
                 self.inner.update(outcome)
 
     def to_index(self, index: Any) -> int:
-        """Convert ``index`` to an integer. Raises ``ConfigError`` if it is not a valid dataset index."""
+        """Convert ``index`` to an integer. Raises ``ConfigError`` if ``index`` is not a valid dataset index."""
         try:
             number = operator.index(index)
         except TypeError:
@@ -163,7 +163,7 @@ class CustomSampler(Sampler[int]):
 
 
 class _CustomEpoch(Iterator[int]):
-    """Iterator over an epoch of a user's sampler. The epoch starts when its first index is requested."""
+    """Iterator over an epoch of a custom sampler. The epoch starts when its first index is requested."""
 
     def __init__(self, sampler: CustomSampler) -> None:
         self.sampler = sampler
@@ -187,11 +187,11 @@ class _CustomEpoch(Iterator[int]):
         return sampler.to_index(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the user's sampler and the number of indices yielded so far."""
+        """Return the state of the custom sampler and the number of indices yielded so far."""
         return {"inner": self.sampler.state.save(), "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of the user's sampler or, if it has none, skip the indices that were already yielded."""
+        """Restore the state of the custom sampler or, if it has none, skip the indices that were already yielded."""
         sampler = self.sampler
         if "inner" not in state or (state["inner"] is not None) != sampler.state.exists:
             raise ConfigError(f"{sampler.where}: the checkpoint was written by another sampler; start a new run")

@@ -16,19 +16,19 @@ from verl.utils.user_code import UserFunction
 from verl.verifiers.verdict import Verdict
 
 RESPONSE = ("response", "verdict", "siblings")
-"""Names of a function's optional parameters: the response, its verdict, and the prompt's other responses."""
+"""Optional parameters of the prompt function: the response, its verdict, and the prompt's other responses."""
 EXAMPLE = ("", Verdict(False, False, "missing", score=0.0))
-"""Response and verdict with which a function is tested."""
+"""Response and verdict for testing the prompt function."""
 
 
 class TeacherPrompts:
-    """Creates the teacher's prompts with the function ``teacher.prompt``, and renders them in ``data.template``.
+    """Creates the teacher's prompts with the function ``teacher.prompt`` and renders them with ``data.template``.
 
     Args:
         path: Import path of a function that accepts a :class:`PromptRecord` and returns a string or a list of messages,
             such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
-            ``siblings``, they are the response's text, its :class:`Verdict`, and a pair of these for each of the
-            prompt's other responses. It may return None to have no teacher loss for the response.
+            ``siblings``, they receive the response's text, its :class:`Verdict`, and a pair of these for each of the
+            prompt's other responses. With such parameters, it may return None to skip the teacher loss.
         limit: Maximum number of tokens in a prompt and its response for the teacher, or None.
 
     Raises ``ConfigError`` if the function cannot be loaded or does not accept these arguments.
@@ -41,7 +41,7 @@ class TeacherPrompts:
 
     @property
     def read_verdicts(self) -> bool:
-        """Return whether the teacher's prompts depend on responses and their verdicts."""
+        """Whether the teacher's prompts depend on responses and their verdicts."""
         return bool(self.function.optional)
 
     def try_on(self, record: PromptRecord, group_size: int) -> None:
@@ -51,9 +51,9 @@ class TeacherPrompts:
         self._tokens(record, optional, f"{self.function.where}, prompt {record.uid}{on_trial}")
 
     def of_batch(self, batch: Batch) -> list[list[int] | None]:
-        """Return the token ids of the teacher's prompt for each response in ``batch``, or None if there is no prompt.
+        """Return the token ids of the teacher's prompt for each response in ``batch``, or None for no prompt.
 
-        A prompt that depends on the response is replaced by None if it is too long for the teacher.
+        Prompts that depend on the response are replaced by None if they are too long for the teacher.
 
         Raises ``ConfigError`` if the function raises an exception, if it returns neither a string nor a chat that the
         template accepts, or if a prompt that depends only on the record is too long.
@@ -81,7 +81,7 @@ class TeacherPrompts:
         return prompts
 
     def _tokens(self, record: PromptRecord, optional: Mapping[str, Any], where: str) -> list[int] | None:
-        """Return the tokens of the function's prompt. The function gets copies, so that it cannot change the batch."""
+        """Return the tokens of the function's prompt. The function receives copies, so it cannot change the batch."""
         copied = replace(record, messages=deepcopy(record.messages), extra_info=dict(record.extra_info))
         returned: Any = self.function(copied, **{name: optional[name] for name in self.function.optional})
         if returned is None and self.read_verdicts:
@@ -93,7 +93,7 @@ class TeacherPrompts:
             raise ConfigError(f"{where}: {error}") from error
 
     def _optional(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield the values of the parameters in ``RESPONSE`` for each response, or an empty dict if none is used."""
+        """Yield the values of the parameters in ``RESPONSE`` for each response, or an empty dict if they are unused."""
         if not self.read_verdicts:
             yield from ({} for _ in batch.records)
             return

@@ -1,8 +1,8 @@
-"""Named prompt templates, and few-shot demonstrations for base models.
+"""Prompt templates, and few-shot demonstrations for base models.
 
-The texts are in ``templates.yaml`` and ``demonstrations.yaml``. Choose the template that the model was trained with,
-because the template's special tokens (such as ``<|im_start|>``) must match the model's. ``chat`` and ``chat-boxed`` use
-the tokenizer's chat template, and ``raw`` leaves prompts unchanged.
+The texts are in ``templates.yaml`` and ``demonstrations.yaml``. Use the template that the model was trained with,
+because special tokens such as ``<|im_start|>`` must match. ``chat`` and ``chat-boxed`` use the tokenizer's chat
+template, and ``raw`` leaves prompts unchanged.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from verl.verifiers.answers import THINK
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
 Demonstration = tuple[str, str]
-"""A question and its worked answer."""
+"""A question and a worked answer."""
 Chat = Sequence[Mapping[str, Any]]
 """Messages of a chat."""
 Arguments = Mapping[str, Any] | None
@@ -35,7 +35,7 @@ Arguments = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Template:
-    """The text around a question. The fields are described in ``templates.yaml``."""
+    """The text around a question. For the fields, see ``templates.yaml``."""
 
     turn: str
     head: str = ""
@@ -46,7 +46,7 @@ class Template:
 
     @property
     def instruction(self) -> str:
-        """Text that asks for a boxed answer, or an empty string."""
+        """Instruction to box the answer, or an empty string if there is none."""
         return BOXED if BOXED in self.head + self.turn else ""
 
 
@@ -63,7 +63,7 @@ DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]
     for name, examples in _read("demonstrations").items()
 }
-"""Maps each name in ``Benchmark.demonstrations`` to questions with worked answers."""
+"""Maps values of ``Benchmark.demonstrations`` to questions with worked answers."""
 
 
 def find_template(name: str, field: str = "template") -> Template:
@@ -83,8 +83,8 @@ def template_stops(name: str) -> list[str]:
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of the :func:`template_stops` that are single tokens of the model.
 
-    Engines search for stop strings in text without special tokens. With a base model whose end-of-sequence token is
-    different, engines would therefore miss ``<|im_end|>``.
+    Engines search for stop strings in text without special tokens, and would therefore miss ``<|im_end|>`` if it is not
+    the model's end-of-sequence token.
     """
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
@@ -97,7 +97,7 @@ def stop_strings(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> None:
-    """Raise a ``ConfigError`` that names ``field`` if the template is missing or the tokenizer does not support it."""
+    """Raise a ``ConfigError`` that names ``field`` if the template is unknown or unsupported by the tokenizer."""
     if find_template(name, field).chat and tokenizer.chat_template is None:
         others = [other for other, form in TEMPLATES.items() if not form.chat]
         raise ConfigError(
@@ -107,7 +107,7 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
 
 
 def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a prompt ends with ``<think>``, as templates of reasoning models do."""
+    """Return whether a prompt ends with ``<think>``, as with templates of reasoning models."""
     return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith(THINK)
 
 
@@ -150,9 +150,9 @@ def render_chat(
 
 
 def render_untrusted(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a chat of one user message, in which names of special tokens are plain text.
+    """Return the token ids of a single user message in which special tokens are treated as plain text.
 
-    Raises ``ConfigError`` if the tokenizer's template fails, or leaves the message out.
+    Raises ``ConfigError`` if the tokenizer's chat template fails or omits the message.
     """
     mark = hashlib.blake2b(text.encode(errors="surrogatepass")).hexdigest()
     before, found, after = render_chat_text([{"role": "user", "content": mark}], tokenizer, None, True).partition(mark)
@@ -188,7 +188,7 @@ def render_record(
 def render_chat_text(
     messages: Chat, tokenizer: PreTrainedTokenizerBase, chat_arguments: Arguments, generation_prompt: bool
 ) -> str:
-    """Return the text whose tokens :func:`render_chat` returns. Raises the same errors."""
+    """Return the text that :func:`render_chat` tokenizes. Raises the same errors."""
     return str(_rendered(messages, tokenizer, chat_arguments, generation_prompt, tokenize=False))
 
 
@@ -226,7 +226,7 @@ _MARKERS = re.compile(
 
 
 def template_marker(text: str) -> str | None:
-    """Return a marker of a template in ``text``, such as ``<|im_start|>``, or None if no template has been applied."""
+    """Return a template marker in ``text``, such as ``<|im_start|>``, or None if no template has been applied."""
     match = _MARKERS.search(text)
     return None if match is None else f"{match.group(1)}: ... {match.group(2)}:" if match.group(1) else match.group()
 

@@ -1,4 +1,4 @@
-"""Generated word problems with one or two steps and varied wording: a first task for small pretrained models.
+"""Generated word problems with one or two steps and varied wording, as a first task for small pretrained models.
 
 The problems are easy enough that an instruction-tuned model with 0.1 to 0.6 billion parameters solves some of them
 before training. A solution shows the steps and ends with a line ``#### ANSWER``, as in GSM8K::
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from verl.data.generated import GeneratedProblem, draw_split
 
 INSTRUCTION = "Answer in one short sentence."
-"""Last sentence of every question. Small models write long answers without it, or if it asks for only a number."""
+"""Last sentence of every question. Without it, or if asked only for a number, small models write long answers."""
 
 NAMES = "Ana Ben Carla Deniz Emil Fatou Grace Hugo Ines Jun Kofi Lena Mina Noor".split()
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -20,19 +20,18 @@ HOLDERS = {"box": "boxes", "bag": "bags", "basket": "baskets", "shelf": "shelves
 
 
 def split(name: str, size: int, seed: int) -> list[GeneratedProblem]:
-    """Draw a dataset split; see :func:`draw_split`."""
+    """Draw a dataset split of ``size`` problems; see :func:`draw_split`."""
     return draw_split("word_problems", draw, name, size, seed)
 
 
 def draw(rng: random.Random) -> GeneratedProblem:
-    """Draw a random problem."""
     kind = rng.choices(list(KINDS), weights=[weight for weight, _ in KINDS.values()])[0]
     question, steps, answer = KINDS[kind][1](rng)
     return GeneratedProblem(f"{question} {INSTRUCTION}", f"{steps}\n#### {answer}", str(answer), kind)
 
 
 Parts = tuple[str, str, int]
-"""Question (without ``INSTRUCTION``), worked steps, and answer."""
+"""Question without ``INSTRUCTION``, worked steps, and answer."""
 
 
 def _more(rng: random.Random) -> Parts:

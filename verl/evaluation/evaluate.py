@@ -1,4 +1,4 @@
-"""Runs an evaluation, from a validated config to tables, curves and an HTML page.
+"""Runs an evaluation based on a validated config and produces tables, curves and an HTML page.
 
 If a benchmark or model fails, the error is printed, the evaluation continues, and the exit code is 1.
 """
@@ -90,7 +90,7 @@ def _evaluate_target(
 
 
 def in_one_line(error: Exception, log: Path) -> str:
-    """Summarise a worker's error in one line and write its traceback to the file ``log``."""
+    """Summarise a worker's error in one line and write its traceback to ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
         return lines[0]

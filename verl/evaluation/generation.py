@@ -26,14 +26,13 @@ from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
-"""Number of engine steps per call, about one or two seconds of decoding with a real model."""
+"""Number of engine steps per call, which take about one or two seconds with a real model."""
 
 
 def generate_target(job: Job, target: Target, title: str, stores: Mapping[EvaluationTask, SampleStore]) -> None:
     """Generate one model's missing samples.
 
-    Raises:
-        WorkerError: An engine failed to start or died. Samples that were already returned remain stored.
+    Raises ``WorkerError`` if an engine failed to start or died. Samples that were already returned remain stored.
     """
     config, session, display, tokenizer = job.config, job.session, job.display, job.tokenizers[target]
     missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
@@ -65,7 +64,7 @@ def generate_target(job: Job, target: Target, title: str, stores: Mapping[Evalua
 
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
-    """Start workers that serve ``model``. The caller must close them. Raises ``WorkerError`` if loading fails."""
+    """Start workers that serve ``model`` and that the caller must close. Raises ``WorkerError`` if loading fails."""
     calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
     return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
@@ -81,7 +80,7 @@ def generate_missing(
 ) -> None:
     """Generate the missing samples of every problem and store each sample as it arrives.
 
-    All tasks share one request stream, so engines wait for the longest response only once, not once per benchmark.
+    All tasks share one stream of requests, so engines wait for the longest response only once instead of per task.
 
     Args:
         workers: Group of :class:`verl.workers.evaluation.EvaluationWorker`.
@@ -135,7 +134,7 @@ def generate_missing(
 
 
 def environment_figures(part: Batch) -> list[dict[str, float]]:
-    """Return each conversation's environment reward, turns and counts, or empty dicts for single-turn responses."""
+    """Return the environment reward, turns and counts of each conversation, or empty dicts for single turns."""
     if "environment_rewards" not in part:
         return [{} for _ in range(len(part))]
     columns = zip(part.environment_rewards.tolist(), part.turns.tolist(), part.call_counts.tolist(), strict=True)

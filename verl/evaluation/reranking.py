@@ -1,7 +1,7 @@
 """Scores stored samples with a reward model and saves the scores next to the samples.
 
-The first line of ``reward_model.jsonl`` contains the settings that the scores depend on. Each later line contains a
-score and the digest of its response.
+The first line of ``reward_model.jsonl`` contains the settings that the scores depend on. Each subsequent line contains
+a score and the digest of the scored response.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from verl.single_controller.roles import ModelWorkers
 SCORES_FILE = "reward_model.jsonl"
 
 BATCH_SIZE = 256
-"""Number of responses that are scored and written at a time."""
+"""Number of responses that are scored and saved at a time."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class StoredScore:
 
 
 class Judge(NamedTuple):
-    """A reward model's worker configuration and its tokenizer."""
+    """Worker configuration and tokenizer of a reward model."""
 
     held: RewardModelConfig
     tokenizer: PreTrainedTokenizerBase
 
 
 def load_reward_model(config: EvaluationConfig, device_type: str) -> Judge:
-    """Load the reward model that ``config`` names. Raises ``ConfigError`` if the model is missing or unusable."""
+    """Load the reward model in ``config``. Raises ``ConfigError`` if the model is missing or unusable."""
     options, field = config.reward_model, "reward_model.path"
     held = options.held(device_type == "cpu")
     path = held.model.path
@@ -71,7 +71,7 @@ def score_by_reward_model(
 ) -> dict[EvaluationTask, dict[SampleKey, float]]:
     """Return the scores of the first ``n_sampling`` samples of every problem.
 
-    Computes missing and outdated scores. Raises ``WorkerError`` if the reward model fails.
+    Only missing and outdated scores are computed. Raises ``WorkerError`` if the reward model fails.
     """
     held, tokenizer = judge
     settings = {"model": model_digest(held.model.path), "max_length": held.max_length, "dtype": held.model.param_dtype}

@@ -1,4 +1,4 @@
-"""Defines evaluation results, which are a checkpoint's scored samples on a benchmark, and writes them to files."""
+"""Evaluation results, which are a checkpoint's scored samples on a benchmark, and their output files."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ PROMPT_TOO_LONG = "prompt_too_long"
 """Reason code for samples that were not generated because the prompt is too long for the model. They count as wrong."""
 
 REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error", PROMPT_TOO_LONG)
-"""Reason codes for verdicts, in the order in which tables list them."""
+"""Reason codes for verdicts, in the order used in tables."""
 
 SAMPLE_COLUMNS = {
     "problem": pa.int64(),
@@ -55,19 +55,19 @@ class ScoredSample:
     """Whether the response was cut off at the length limit."""
     correct: bool
     answer: str
-    """Answer that the verifier extracted from the response, or an empty string if it found none."""
+    """Answer that the verifier extracted from the response, or an empty string if there is none."""
     reason: str
     """Reason code from ``REASONS``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Rank metrics of the response by name. Undefined metrics are not finite."""
+    """Rank metrics of the response, keyed by name. Undefined metrics are not finite."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values that a custom reward function returned besides the score, by name."""
+    """Additional JSON values returned by a custom reward function, keyed by name."""
     conversation: Sequence[Mapping[str, str]] = ()
-    """Messages by role if the response has several turns, otherwise empty."""
+    """Messages with their roles if the response has several turns, otherwise empty."""
     environment: Mapping[str, float] = field(default_factory=dict)
-    """Sum of the environment's rewards, number of turns and counts by name, or empty for a single turn."""
+    """Sum of the environment's rewards, number of turns, and counts, keyed by name; empty for a single turn."""
     score: float | None = None
-    """Reward model score, or None if no reward model scored the sample."""
+    """Reward model score, or None if no reward model was used."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TaskResult:
 
 
 def row_labels(results: Sequence[TaskResult]) -> list[str]:
-    """Label each result ``alias@step``, plus `` T=0.6`` if a benchmark was run at several temperatures."""
+    """Label each result ``alias@step``, plus `` T=0.6`` if a benchmark was evaluated at several temperatures."""
     counts = Counter((result.label, result.benchmark) for result in results)
     several = {label for (label, _), count in counts.items() if count > 1}
     return [f"{r.label} T={r.temperature:g}" if r.label in several else r.label for r in results]
@@ -111,7 +111,7 @@ def result_folder(folder: Path, run: str, step: int, benchmark: str, temperature
 
 
 def safe_name(name: str) -> str:
-    """Percent-encode special characters so that ``name`` is a valid file name. Distinct names stay distinct."""
+    """Percent-encode special characters so that ``name`` becomes a valid file name. Distinct names stay distinct."""
     quoted = quote(name, safe=" @+=,()", errors="surrogatepass")
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 
@@ -119,9 +119,9 @@ def safe_name(name: str) -> str:
 def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -> Path:
     """Write ``results.json`` and ``samples.parquet`` of one result and return their folder.
 
-    ``figures`` are the result's columns of ``results.csv``. Values that are not finite become null. Lone surrogates,
-    which UTF-8 cannot represent, become U+FFFD. ``results.json`` is written last, so its presence marks a complete
-    result.
+    ``figures`` contains the result's columns of ``results.csv``. Values that are not finite become null. Lone
+    surrogates, which UTF-8 cannot represent, become U+FFFD. ``results.json`` is written last, so its presence marks a
+    complete result.
     """
     target = result_folder(folder, result.run, result.step, result.benchmark, result.temperature)
     target.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -
 
 
 def sample_table(result: TaskResult) -> pa.Table:
-    """Return a table with one row per sample. A rank metric's column is null for samples without the metric."""
+    """Return a table with one row per sample. Columns of rank metrics are null for samples without the metric."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     columns = [f"{ENVIRONMENT}{name}" for sample in samples for name in sample.environment]
     columns += [f"{METRIC_PREFIX}{name}" for sample in samples for name in sample.metrics]

@@ -1,4 +1,4 @@
-"""Scores stored samples. Verdicts are saved next to the samples and recomputed if their inputs change.
+"""Scores stored samples. Verdicts are saved alongside the samples and recomputed if their inputs change.
 
 The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source, libraries and limits,
 and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
@@ -29,13 +29,13 @@ from verl_pages.sample_files import shown_truth
 VERDICTS_FILE = "verdicts.jsonl"
 
 BATCH_SIZE = 1024
-"""Number of samples that are scored and written at a time."""
+"""Number of samples that are scored and saved at a time."""
 
 LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 """Libraries that verifiers use to compare answers."""
 
 KEPT_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
-"""Verifier reasons that are kept as reason codes. Any other reason for a wrong answer becomes ``wrong``."""
+"""Verifier reasons that are also reason codes. All other reasons for wrong answers become ``wrong``."""
 
 NOT_GENERATED = ScoredSample("", 0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG)
 """Placeholder sample for a problem whose prompt is too long for the model."""
@@ -67,12 +67,10 @@ def score_samples(
     verifiers: VerifierPool,
     scored: bool = True,
 ) -> TaskResult:
-    """Return the result of a task whose samples are complete, computing missing and outdated verdicts.
+    """Return the result of a task with complete samples, computing missing and outdated verdicts.
 
-    If ``scored`` is False, no verifier runs, and responses with a positive environment reward are correct.
-
-    Raises:
-        ConfigError: :func:`score_batches` failed, or a line of the verdict file is damaged.
+    If ``scored`` is False, no verifier runs, and responses with a positive environment reward are correct. Raises
+    ``ConfigError`` if :func:`score_batches` fails or a line of the verdict file is damaged.
     """
     verdicts = _verdicts(task, samples, n, verifiers) if scored else {}
 
@@ -97,7 +95,7 @@ def score_samples(
 def _verdicts(
     task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
 ) -> dict[SampleKey, StoredVerdict]:
-    """Return the verdicts on all samples, and store new verdicts."""
+    """Return the verdicts on all samples, computing and storing those that are missing or outdated."""
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: digest_of(samples[key].response) for key in keys}
     settings = verdict_settings(task.problems, verifiers.config)
@@ -120,8 +118,7 @@ def score_batches(
 ) -> Iterator[dict[SampleKey, Verdict]]:
     """Yield the verdicts on the samples in ``keys``, in batches of ``BATCH_SIZE``.
 
-    Raises:
-        ConfigError: A custom reward function failed, or the verifiers or programs could not be run.
+    Raises ``ConfigError`` if a custom reward function fails, or if the verifiers or programs cannot be run.
     """
     for start in range(0, len(keys), BATCH_SIZE):
         batch = keys[start : start + BATCH_SIZE]
@@ -172,5 +169,4 @@ def reason_code(score: Verdict) -> str:
 
 
 def digest_of(response: str) -> str:
-    """Return a short digest of a response."""
     return digest(response.encode(errors="surrogatepass"))

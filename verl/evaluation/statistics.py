@@ -23,7 +23,7 @@ from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import vote_key
 
 DRAWS = 4000
-"""Number of bootstrap draws per interval, enough to determine the ends of a 95% interval to half a percentile."""
+"""Number of bootstrap draws per interval, enough to locate the bounds of a 95% interval to half a percentile."""
 
 LEVEL = 0.95
 """Confidence level of the intervals."""
@@ -32,7 +32,7 @@ MAX_BLOCK = 1 << 20
 """Maximum number of values (8 MiB) to resample at once."""
 
 REPEATED_WORDS = 4
-"""Number of words in the n-grams that the repetition rate counts."""
+"""Number of words in the n-grams counted by the repetition rate."""
 
 GROUPS = ("all", "correct", "wrong")
 """Groups of responses over which rank metrics are averaged."""
@@ -41,20 +41,20 @@ FIGURES = ("pass", "maj", "rm", "rm_maj")
 """Prefixes of the ``@k`` statistics. ``rm`` and ``rm_maj`` exist only if a reward model scored the samples."""
 
 ENDS = ("", "_low", "_high")
-"""Column suffixes of an estimate and of its interval's ends. The ends are NaN if there is only one problem."""
+"""Column suffixes of an estimate and of the bounds of its interval, which are NaN if there is only one problem."""
 
 AVERAGE = "macro average"
-"""Benchmark name of the rows that contain means over benchmarks."""
+"""Benchmark name in rows that contain means over benchmarks."""
 
 MIN_CHANGED = 6
-"""Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer
+"""Minimum number of problems with different results in two runs for a difference to count as significant. With fewer
 problems, all differences have the same sign by chance with a probability above 5% (2 / 2^5 for five problems), even if
 the bootstrap interval excludes zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]
-"""Columns of ``results.csv``: counts of problems with and without samples, the minimum and maximum number of samples
-per problem, and means over responses of token count, truncation, and :func:`repetition_rate`."""
+"""Columns of ``results.csv``: numbers of problems with and without samples, minimum and maximum number of samples per
+problem, and response means of token count, truncation, and :func:`repetition_rate`."""
 
 Key = tuple[str, str]
 """Benchmark and label that identify a row."""
@@ -80,7 +80,7 @@ class Summary:
     labels: list[str]
     benchmarks: list[str]
     averaged: list[str]
-    """Benchmarks on which every run has results and over which averages are taken, or empty if fewer than two."""
+    """Benchmarks with results for every run, over which averages are computed, or empty if there are fewer than two."""
 
     @property
     def ks(self) -> list[int]:
@@ -99,7 +99,7 @@ class Summary:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the rank metrics, which have a column ``<name>/<group>`` for each of ``GROUPS``."""
+        """Names of the rank metrics, each of which has a column ``<name>/<group>`` for every entry of ``GROUPS``."""
         return [column.removesuffix("/all") for column in self.table if column.endswith("/all")]
 
 
@@ -124,7 +124,7 @@ def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int
     drawn_changes = {key: resampled(values, seeds[key[0]]) for key, values in changes.items() if values.size}
 
     def estimates(keys: Sequence[Key]) -> dict[str, Any]:
-        """Average a run's statistics, and their differences from the baseline, over the benchmarks of ``keys``."""
+        """Average a run's statistics and their differences from the baseline over the benchmarks in ``keys``."""
         row = {"baseline": "", **intervals([drawn[key] for key in keys], [figures[key] for key in keys])}
         names = {other[1] if (other := baselines[key]) else "" for key in keys}
         if len(names) > 1 or any(key not in drawn_changes for key in keys):
@@ -149,7 +149,7 @@ def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int
 
 
 def _ordered(summary: Summary) -> Summary:
-    """Put the columns of the table into the order of ``results.csv``."""
+    """Sort the columns of the table in the order of ``results.csv``."""
     ks, reasons = sorted(summary.ks), {f"reason_{reason}": 0 for reason in summary.reasons}
     columns = ["baseline", *NUMBERS, *(f"{name}@{k}{end}" for name in summary.figures for k in ks for end in ENDS)]
     columns += [f"difference@{k}{end}" for k in ks for end in (*ENDS, "_outside_noise")]
@@ -160,7 +160,7 @@ def _ordered(summary: Summary) -> Summary:
 
 
 def problem_figures(result: TaskResult) -> pd.DataFrame:
-    """Return the statistics ``[P, K]`` of each problem with samples; k is 1, 2, 4, ... up to the minimum sample count.
+    """Return the statistics ``[P, K]`` of problems with samples, for k = 1, 2, 4, ... up to the minimum sample count.
 
     Problems are identified by index and question, since two runs may use different versions of a benchmark.
     """
@@ -199,7 +199,7 @@ def _baseline(key: Key, results: Mapping[Key, TaskResult], compare_to: str) -> K
 
 
 def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences in pass@k from the baseline, as ``difference@k``, on the problems in both tables."""
+    """Return the pass@k differences from the baseline, as ``difference@k``, for the problems in both tables."""
     one, other = figures.filter(like="pass@").align(baseline.filter(like="pass@"), join="inner")
     return (one - other).rename(columns=lambda column: column.replace("pass", "difference"))
 
@@ -207,7 +207,7 @@ def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
 def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.DataFrame:
     """Return column means over problems, followed by column means over resampled problems, ``[1 + draws, K]``.
 
-    All columns share the same draws. The spread of a single problem is unknown, so its draws are NaN.
+    All columns share the same draws. With a single problem, the variance is unknown, so the draws are NaN.
     """
     means = np.full((draws, len(values.columns)), math.nan)
     if len(values) > 1 and values.size:
@@ -250,7 +250,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
 
 
 def _counts(result: TaskResult) -> dict[str, Any]:
-    """Return the numbers of problems and samples, the count of each reason, the ``RATES``, and mean metrics."""
+    """Return the numbers of problems and samples, reason counts, the ``RATES``, and mean metrics."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     counts = [len(problem.samples) for problem in result.problems if problem.samples]
     numbers = (len(counts), len(result.problems) - len(counts), min(counts, default=0), max(counts, default=0))
@@ -278,9 +278,9 @@ def _average_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def repetition_rate(text: str, length: int = REPEATED_WORDS) -> float:
-    """Return the share of ``length``-word n-grams that occurred earlier in ``text``, or 0 if the text is too short.
+    """Return the fraction of ``length``-word n-grams that occurred earlier in ``text``, or 0 if the text is too short.
 
-    A word is a run of letters and digits, a punctuation mark, or a single Chinese or Japanese character.
+    A word is a sequence of letters and digits, a punctuation mark, or a single Chinese or Japanese character.
     """
     words = _WORD.findall(text)
     sequences = len(words) - length + 1

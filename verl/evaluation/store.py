@@ -5,8 +5,8 @@ A folder contains the samples of one model on one benchmark at one temperature::
     generation.json    the settings that the samples depend on, and a digest of every prompt
     samples.jsonl      one line per sample
 
-JSON Lines files are append-only. A process killed in the middle of a write leaves an incomplete last line, which
-readers drop.
+JSON Lines files are append-only. If a process is killed during a write, the last line is incomplete and is dropped by
+readers.
 """
 
 import hashlib
@@ -33,15 +33,14 @@ RecordT = TypeVar("RecordT")
 
 
 def digest(content: bytes, size: int = 8) -> str:
-    """Return a hexadecimal digest of ``content`` with a length of ``size`` bytes."""
+    """Return a hexadecimal digest of ``content`` that is ``size`` bytes long."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object in the file with its location for error messages, and truncate an incomplete last line.
+    """Yield each object in the file with its location for error messages, after removing an incomplete last line.
 
-    Raises:
-        ConfigError: The file cannot be read, or a complete line is not a JSON object.
+    Raises ``ConfigError`` if the file cannot be read, or a complete line is not a JSON object.
     """
     if not os.path.lexists(path):
         return
@@ -78,8 +77,7 @@ def _field_types(kind: Any) -> tuple[dict[str, Any], set[str]]:
 def _read(value: Any, kind: Any) -> Any:
     """Convert a JSON value to a dataclass, list, dict or plain type. Integers are accepted as floats.
 
-    Raises:
-        TypeError: The value does not have the type ``kind``.
+    Raises ``TypeError`` if the value does not have the type ``kind``.
     """
     if is_dataclass(kind) and isinstance(value, dict):
         made: Any = kind  # a dataclass type, which annotations cannot express
@@ -98,14 +96,13 @@ def _read(value: Any, kind: Any) -> Any:
 class RecordFile(Generic[RecordT]):
     """Append-only JSON Lines file of dataclass records. Use the file as a context manager.
 
+    Raises ``ConfigError`` if a line is damaged.
+
     Args:
         path: File path. The file is created if missing.
         kind: Dataclass of the records. Fields with a default factory are optional and not written if empty.
         settings: Settings that the records depend on, stored in the first line, or None to omit this line. A file with
             different settings is emptied.
-
-    Raises:
-        ConfigError: A line is damaged.
     """
 
     def __init__(self, path: Path, kind: type[RecordT], settings: Mapping[str, Any] | None = None) -> None:
@@ -114,7 +111,7 @@ class RecordFile(Generic[RecordT]):
         current = [record for _, record in lines[: len(head)]] == head
         self._kind: Any = kind
         self.records: list[RecordT] = []
-        """Records that the file contained when it was opened."""
+        """Records in the file at the time it was opened."""
         for place, record in lines[len(head) :] if current else ():
             try:
                 self.records.append(_read(record, kind))
@@ -134,7 +131,7 @@ class RecordFile(Generic[RecordT]):
         self._file.close()
 
     def write(self, records: Sequence[RecordT]) -> None:
-        """Append records and flush them to the operating system."""
+        """Append records and flush the file to the operating system."""
         lines: list[dict[str, Any]] = [asdict(record) for record in records]  # type: ignore[call-overload]
         _, optional = _field_types(self._kind)
         self._write_lines([{k: v for k, v in line.items() if v or k not in optional} for line in lines])
@@ -154,9 +151,9 @@ class StoredSample:
     num_tokens: int
     truncated: bool
     metrics: dict[str, float]
-    """Rank metrics by name, or empty if none were measured."""
+    """Rank metrics keyed by name, or empty if none were measured."""
     token_ids: list[int] = field(default_factory=list)
-    """Token ids of the response, or empty if they are not kept."""
+    """Token ids of the response, or empty if they are not stored."""
     conversation: list[dict[str, str]] = field(default_factory=list)
     """Conversation parts (see :func:`verl.rollout.environments.conversations.conversation_parts`), or empty for a
     single turn."""
@@ -168,14 +165,13 @@ class StoredSample:
 class SampleStore(RecordFile[StoredSample]):
     """Store of the samples in one folder.
 
+    Raises ``ConfigError`` if the folder contains samples for other settings or prompts, or a damaged line.
+
     Args:
         folder: Sample folder, which is created if missing.
         settings: Everything that the samples depend on except the prompts, as plain values.
         prompts: Prompt token ids of each problem. The number of problems may differ from earlier evaluations.
         unanswered: Indices of problems that are never sampled.
-
-    Raises:
-        ConfigError: The folder contains samples with other settings or prompts, or a damaged line.
     """
 
     def __init__(
@@ -187,7 +183,7 @@ class SampleStore(RecordFile[StoredSample]):
     ) -> None:
         self.folder = folder
         self.answered = [i for i in range(len(prompts)) if i not in unanswered]
-        """Indices of problems that have, or will have, samples."""
+        """Indices of the problems that are sampled."""
         folder.mkdir(parents=True, exist_ok=True)
         digests = [digest(",".join(map(str, ids)).encode(), size=4) for ids in prompts]
         self._claim(json.loads(json.dumps(settings)), digests)
@@ -206,7 +202,7 @@ class SampleStore(RecordFile[StoredSample]):
         self.write(samples)
 
     def _claim(self, settings: dict[str, Any], digests: list[str]) -> None:
-        """Check settings and prompts against the folder's record, or write the record if the folder is new."""
+        """Check settings and prompts against those recorded in the folder, or record them if the folder is new."""
         path = self.folder / SETTINGS_FILE
         if path.is_file():
             try:

@@ -1,4 +1,4 @@
-"""Selects the models to evaluate, which are checkpoints of training runs or standalone models."""
+"""Selection of the models to evaluate, which are checkpoints of training runs or standalone models."""
 
 import os
 import re
@@ -26,10 +26,10 @@ PROMPTING: dict[str, tuple[str, Any]] = {
     "stop": ("rollout", []),
     "stop_token_ids": ("rollout", []),
 }
-"""Maps each target option that is inherited from a run to its group in the run's config and its default."""
+"""Maps each target option inherited from a run to its group in the run's config and its default value."""
 
 MAX_FOLDER_NAME = 100
-"""Maximum length in characters of a result folder's name."""
+"""Maximum length of a result folder's name in characters."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Target:
     template: str
     max_response_length: int
     chat_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Extra arguments for the tokenizer's chat template."""
+    """Additional arguments for the tokenizer's chat template."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, in addition to the template's stop strings."""
     stop_token_ids: tuple[int, ...] = ()
@@ -57,12 +57,12 @@ class Target:
         return f"{self.run}@{self.step}"
 
     def same_model(self, other: "Target") -> bool:
-        """Return whether both targets are the same model with the same prompting, ignoring their names."""
+        """Return whether both targets have the same model and prompting options, ignoring their names."""
         return replace(other, run=self.run, step=self.step) == self and self.chat_arguments == other.chat_arguments
 
 
 def select_targets(config: EvaluationConfig, display: RunDisplay) -> tuple[list[Target], str]:
-    """Return the models that ``config`` names, ordered by run and then by step, and a name for their result folder.
+    """Return the models selected by ``config``, ordered by run and step, and a name for their result folder.
 
     Missing models are reported as errors on ``display``.
     """
@@ -79,7 +79,7 @@ def select_targets(config: EvaluationConfig, display: RunDisplay) -> tuple[list[
 
 
 def newest_run(runs_dir: Path, base: str | None) -> Path | None:
-    """Return the run with the newest checkpoint in ``runs_dir``, among runs trained from ``base`` if it is set."""
+    """Return the run in ``runs_dir`` with the newest checkpoint, considering only runs trained from ``base`` if set."""
     runs = []
     for parent, folders, files in os.walk(runs_dir):
         if POINTER in files:
@@ -109,8 +109,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: RunDisplay) -> 
 def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay) -> tuple[list[Target], str]:
     """Return the models of one config entry and a folder name. Missing steps are reported as errors on ``display``.
 
-    Raises:
-        ConfigError: ``path`` is neither a model nor a training run.
+    Raises ``ConfigError`` if ``path`` is neither a model nor a training run.
     """
     option = f"runs.{alias}" if alias else "model"
     path = find_path(path)
@@ -143,10 +142,9 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay)
 
 
 def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
-    """Return the ``PROMPTING`` options that ``entry`` leaves unset and the run's config sets.
+    """Return the ``PROMPTING`` options that are set in the run's config but not in ``entry``.
 
-    Raises:
-        ConfigError: The run's config has an invalid value.
+    Raises ``ConfigError`` if the run's config has an invalid value.
     """
     found = {name: _run_option(root, group, name) for name, (group, _) in PROMPTING.items()}
     if _run_option(root, "data", "messages_key"):  # supervised fine-tuning always uses the chat template
@@ -160,7 +158,7 @@ def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
 
 
 def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = "") -> Target:
-    """Return the model as a target, with prompting options from ``entry`` or their defaults."""
+    """Return the model as a target, with prompting options from ``entry`` or default values."""
     values = (default if (value := getattr(entry, name)) is None else value for name, (_, default) in PROMPTING.items())
     template, arguments, length, stop, stop_token_ids = values
     return Target(run, step, model, template, length, arguments, tuple(stop), tuple(stop_token_ids), folder)
@@ -194,12 +192,12 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
 
 
 def _full_path(model: str) -> str:
-    """Make a local path absolute, since workers may have other working directories. Hub ids are unchanged."""
+    """Make a local path absolute, since workers may run in different directories. Hub ids are unchanged."""
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:
-    """Read an option from a run's ``config.yaml``. Return None if it is missing or the file cannot be read."""
+    """Return an option in a run's ``config.yaml``, or None if it is missing or the file cannot be read."""
     try:
         return run_option(read_run_config(root / RUN_CONFIG), group, option)
     except ConfigError:
@@ -207,7 +205,7 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _run_text(root: Path, group: str, option: str) -> str:
-    """Read an option like :func:`_run_option`, but return an empty string if it cannot be a path or a name."""
+    """Like :func:`_run_option`, but return an empty string for values that cannot be a path or a name."""
     value = _run_option(root, group, option)
     return value if isinstance(value, str) and "\0" not in value else ""
 

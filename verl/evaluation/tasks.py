@@ -1,4 +1,4 @@
-"""Sets up an evaluation or analysis job and its tasks.
+"""Preparation of an evaluation or analysis job and its tasks.
 
 A task evaluates one model on one benchmark at one temperature, with its own prompts and folder.
 """
@@ -53,7 +53,7 @@ OMITTED_IF_UNSET = ("function_tool_path", "reward_functions")
 """Options of conversations that earlier versions did not have, so that their samples remain usable."""
 
 AGENT_PROMPT_TOKENS = 4096
-"""Number of tokens that engines reserve for an agent's first messages."""
+"""Number of tokens that engines reserve for the first messages of an agent."""
 
 CPU_WORKERS = 2
 """Default number of worker processes on a CPU, limited by the number of cores."""
@@ -61,7 +61,7 @@ CPU_WORKERS = 2
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTask:
-    """One model on one benchmark at one temperature. Instances compare by identity, so that they are hashable."""
+    """Evaluation of one model on one benchmark at one temperature. Instances are hashable and compare by identity."""
 
     target: Target
     benchmark: str
@@ -75,7 +75,7 @@ class EvaluationTask:
     settings: dict[str, Any]
     """Everything that the samples depend on, except the prompts."""
     unanswered: Mapping[int, int]
-    """Prompt lengths, by problem index, of problems that are not sampled because their prompts are too long."""
+    """Lengths of prompts that are too long and therefore not sampled, keyed by problem index."""
 
     @property
     def label(self) -> str:
@@ -87,10 +87,10 @@ class EvaluationTask:
 
 @dataclass(frozen=True)
 class Job:
-    """Evaluation or analysis whose inputs are validated and loaded before its engines start."""
+    """Evaluation or analysis with inputs that were loaded and validated before any engine starts."""
 
     config: EvaluationConfig
-    """Config that defines how responses are sampled."""
+    """Config that determines how responses are sampled."""
     display: RunDisplay
     folder: Path
     """Output folder for the results."""
@@ -102,11 +102,8 @@ class Job:
     def tasks_of(self, target: Target) -> list[EvaluationTask]:
         """Return the target's tasks, one for every benchmark and temperature.
 
-        Benchmarks with a question that the model's template rejects are skipped, and prompts that are too long are not
-        sampled. Both are reported on ``display``.
-
-        Raises:
-            ConfigError: The model was removed.
+        Benchmarks with questions that the model's template rejects are skipped, and prompts that are too long are not
+        sampled. Both are reported on ``display``. Raises ``ConfigError`` if the model no longer exists.
         """
         config, tokenizer = self.config, self.tokenizers[target]
         tasks: list[EvaluationTask] = []
@@ -149,7 +146,7 @@ class Job:
         return tasks
 
     def open_stores(self, tasks: Sequence[EvaluationTask], stack: ExitStack) -> dict[EvaluationTask, SampleStore]:
-        """Open the store of each task, skipping tasks whose folders contain incompatible samples."""
+        """Open the sample store of each task, skipping tasks whose folders contain incompatible samples."""
         stores = {}
         for task in tasks:
             with self.display.recorded(task.label):
@@ -209,10 +206,9 @@ def prepare(
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
-    """Return the number of workers per machine, by default enough for as many engines as the machine has room for.
+    """Return the number of workers per machine, by default enough for the maximum number of engines.
 
-    Raises:
-        ConfigError: An engine needs more GPUs than this machine has.
+    Raises ``ConfigError`` if an engine needs more GPUs than this machine has.
     """
     if config.trainer.n_gpus_per_node is not None:
         return config.trainer.n_gpus_per_node
@@ -249,10 +245,9 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
 
 
 def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> dict[str, list[Problem]]:
-    """Return the validation prompts of the targets' runs, by folder and name of their file.
+    """Return the validation prompts of the targets' runs, keyed by the folder and name of the file.
 
-    Raises:
-        ConfigError: A target's run has no validation prompts, or a file cannot be read.
+    Raises ``ConfigError`` if a target's run has no validation prompts, or a file cannot be read.
     """
     found: dict[str, list[Problem]] = {}
     for folder in dict.fromkeys(target.folder for target in targets):
@@ -285,7 +280,7 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
 
 
 def observed_problems(benchmarks: Mapping[str, list[Problem]], options: MultiTurnConfig) -> dict[str, list[Problem]]:
-    """Add the first observations of the environment, if it has any, to the problems."""
+    """Add the environment's first observations, if any, to the problems."""
     found = dict(benchmarks)
     with beginning(options) as begin:
         if begin is None:
@@ -299,7 +294,7 @@ def observed_problems(benchmarks: Mapping[str, list[Problem]], options: MultiTur
 
 
 def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None:
-    """Raise ``ConfigError`` if an answer cannot be compared with responses, or a data source has no verifier."""
+    """Raise ``ConfigError`` if a verifier rejects an answer or a data source has no verifier."""
     custom = config.reward_score.paths_of_custom_functions()
     for problem in problems if config.scored else ():
         try:
@@ -310,7 +305,7 @@ def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None
 
 
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """Load the target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the template."""
+    """Load the target's tokenizer, or raise ``ConfigError`` if it is missing or does not support the template."""
     fetch_model(target.path, "model.path")
     if find_template(target.template).python == "solution":
         require_sandbox()
@@ -379,14 +374,14 @@ def _prompt(
 
 
 def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
-    """Return the benchmark's few-shot examples, written as programs if the template asks for programs."""
+    """Return the benchmark's few-shot examples, or examples with programs if the template asks for programs."""
     known = BENCHMARKS.get(benchmark)
     name = find_template(template).python or (known.demonstrations if known is not None else None)
     return list(DEMONSTRATIONS[name]) if name else []
 
 
 def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> EngineModel:
-    """Return the engine's model settings for ``tasks``, which must share one target."""
+    """Return the engine's model settings for ``tasks``, which must have the same target."""
     target, settings = tasks[0].target, tasks[0].settings
     limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
     prompts = [ids for task in tasks for i, ids in enumerate(task.prompts) if i not in task.unanswered]

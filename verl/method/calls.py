@@ -1,4 +1,4 @@
-"""Validated calls to the user's method, with error messages that state the method's file and line.
+"""Validated calls to a user-defined method, with error messages that contain the method's file and line.
 
 Legend: B responses, G prompts, n responses per prompt, T token positions.
 """
@@ -27,25 +27,24 @@ from verl.utils.user_code import check_finite, check_signature, check_tensor, lo
 FIELD = "trainer.method"
 
 HOOKS = ("choose_prompts", "sampling", "resample", "learn_from", "shape_rewards", "after_step")
-"""Names of the methods that a subclass may override."""
+"""Names of the hooks that a subclass can override."""
 
 RENAMED = {"judged": "resample", "change_rewards": "shape_rewards"}
 """Former name -> current name of each renamed hook."""
 
 MAX_ROUNDS = 7
-"""Maximum number of times that a prompt is resampled in a step."""
+"""Maximum number of times that a prompt can be resampled in a step."""
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p")
-"""Sampling parameters that :meth:`Method.sampling` may set per response."""
+"""Sampling parameters that :meth:`Method.sampling` can set per response."""
 TABLE = "temperatures"
-"""Sampling parameter that :meth:`Method.sampling` may set per token position."""
+"""Sampling parameter that :meth:`Method.sampling` can set per token position."""
 
 
 class MethodCalls:
     """Validating wrapper around the method that ``trainer.method`` selects (:class:`Method` by default).
 
-    Raises:
-        ConfigError: If the method cannot be loaded or constructed, or conflicts with other options.
+    Raises ``ConfigError`` if the method cannot be loaded or constructed, or conflicts with other options.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class MethodCalls:
         prompts: Sequence[PromptRecord] = (),
         total_steps: int = 0,
     ) -> None:
-        """Load the method; ``prompts`` is the training data, indexed by ``uid``."""
+        """Load the method; ``prompts`` contains the training data, indexed by ``uid``."""
         path, kwargs = config.trainer.method, config.trainer.method_kwargs
         self.config = config
         self.where = f"{FIELD}={path!r}"
@@ -86,14 +85,14 @@ class MethodCalls:
 
     @property
     def note(self) -> str:
-        """Warning about state of the method that may not be saved, or an empty string."""
+        """Warning that state of the method may not be saved, or an empty string."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""
 
     @property
     def candidates_per_prompt(self) -> int:
-        """Number of candidates to read per sampled prompt."""
+        """Number of candidate prompts to read per sampled prompt."""
         return self.method.candidates_per_prompt
 
     def begin_step(self, step: int) -> None:
@@ -111,7 +110,7 @@ class MethodCalls:
         return list(chosen)
 
     def settings(self, records: Sequence[PromptRecord]) -> dict[str, Any] | None:
-        """Return the ``overrides`` and ``temperatures`` of requests for ``records``, or None to use the config."""
+        """Return ``overrides`` and ``temperatures`` for sampling ``records``, or None to use the config."""
         settings = self._call("sampling", list(records)) if self.overrides("sampling") else None
         where, base, names = self._location("sampling"), self.config.rollout.train_kwargs, (*FIELDS, TABLE)
         fits = settings is None or (isinstance(settings, Mapping) and set(settings) <= set(names))
@@ -125,7 +124,7 @@ class MethodCalls:
         return {"overrides": overrides, TABLE: table}
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return the prompts to resample, keyed by their index in ``batch`` in ascending order."""
+        """Return the prompts to resample, keyed and sorted by their index in ``batch``."""
         edited, num = self._call("resample", batch, round), len(batch) // self.config.rollout.n
         fits = isinstance(edited, Mapping) and all(
             type(place) is int and 0 <= place < num and isinstance(record, PromptRecord)
@@ -143,7 +142,7 @@ class MethodCalls:
         return dict(sorted(edited.items()))
 
     def learn_from(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """Return the batch to learn from (``batch`` if the hook is not overridden) and metrics."""
+        """Return the batch to train on (``batch`` if the hook is not overridden) and metrics."""
         if not self.overrides("learn_from"):
             return batch, {}
         n, step = self.config.rollout.n, self.method.step
@@ -164,7 +163,7 @@ class MethodCalls:
         return chosen, metrics
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Return the shaped rewards, [B] float64, and metrics that describe the change."""
+        """Return the shaped rewards, [B] float64, and metrics of the change."""
         if not self.overrides("shape_rewards"):
             return rewards, {}
         changed = self._call("shape_rewards", batch, rewards.clone())
@@ -194,7 +193,7 @@ class MethodCalls:
             return getattr(self.method, name)(*arguments)
 
     def _location(self, name: str) -> str:
-        """Describe a hook in error messages by its option and by the file and line of the override."""
+        """Describe a hook for error messages by its option and the file and line of the override."""
         code = getattr(type(self.method), name)
         line = inspect.unwrap(code).__code__.co_firstlineno
         return f"{self.where}: its {name} ({inspect.getsourcefile(code)}, line {line})"
@@ -250,7 +249,7 @@ class MethodCalls:
 
 
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
-    """Return the sampling parameters of all G * n responses; responses with equal parameters share one object.
+    """Return the sampling parameters of all G * n responses; responses with the same parameters share one object.
 
     Raises ``ConfigError``, with ``where`` in its message, if a parameter is out of range or has the wrong shape.
     """
@@ -283,7 +282,7 @@ def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
 
 
 def _numbers(what: str, values: Any, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
-    """Convert ``values`` to an array, broadcast to ``shape`` = [G, n] if it is set."""
+    """Convert ``values`` to an array, broadcast to ``shape``, [G, n], unless ``shape`` is None."""
     try:
         array = np.asarray(values, dtype=np.float64)
         return array if shape is None else np.broadcast_to(array, shape)

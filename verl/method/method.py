@@ -16,7 +16,7 @@ from verl.data.records import read_chat
 from verl.data.templates import opens_thought
 
 Prompt = str | list[dict[str, Any]]
-"""New content for the last message of a prompt, or a complete chat."""
+"""New content of a prompt's last message, or a complete chat."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StepOutcome:
 
 
 class Method:
-    """Base class with the hooks of a training step; subclasses override the hooks that they customize.
+    """Base class with hooks for the training step; subclasses override the hooks that they customize.
 
     ``trainer.method=my/file.py:Shorter`` selects a subclass, and ``trainer.method_kwargs`` sets its arguments. The
     attributes below are set before ``__init__`` is called. All tensors are on the CPU. Example::
@@ -63,33 +63,33 @@ class Method:
     step: int = 0
     """Number of the current step, starting at 1."""
     candidates_per_prompt: int = 1
-    """Number of candidates per prompt that :meth:`choose_prompts` receives; set it in ``__init__`` to change it."""
+    """Number of candidates per prompt that :meth:`choose_prompts` receives; can be set in ``__init__``."""
 
     # --- Hooks, in the order of a step ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Return the prompts to sample responses for: 1 to ``num_prompts`` of the candidates, in any order.
+        """Return the prompts for which to sample responses: 1 to ``num_prompts`` of the candidates, in any order.
 
-        The remaining candidates are skipped until the next epoch. Returning fewer than ``num_prompts`` makes the batch
-        smaller, unless dynamic sampling fills it up.
+        The remaining candidates are skipped until the next epoch. If fewer than ``num_prompts`` are returned, the batch
+        is smaller, unless dynamic sampling fills it.
         """
         return candidates
 
     def sampling(self, records: list[PromptRecord]) -> Mapping[str, Any] | None:
-        """Return sampling parameters for n responses to each of G prompts, or None to use the ``rollout`` options.
+        """Return sampling parameters for n responses to each of the G prompts, or None to use the ``rollout`` options.
 
         ``temperature``, ``top_p``, ``top_k`` and ``min_p`` are numbers or arrays that broadcast to [G, n].
         ``temperatures`` [T] replaces ``temperature`` with one value per token position; the last value also applies to
-        all later positions. This hook requires ``rollout.seeded``. The policy is trained at ``rollout.temperature``;
-        set ``rollout_is`` to correct for the difference.
+        all later positions. This hook requires ``rollout.seeded``. Training always uses ``rollout.temperature``; set
+        ``rollout_is`` to correct for other sampling parameters.
         """
         return None
 
     def resample(self, batch: Batch, round: int) -> Mapping[int, PromptRecord]:
-        """Return edited prompts to resample, given the verified responses.
+        """Return edited prompts to resample, based on the verified responses.
 
         Args:
-            batch: Responses, with n consecutive rows per prompt (:meth:`by_prompt`).
+            batch: Responses, with n consecutive responses per prompt (:meth:`by_prompt`).
             round: 1 for the original prompts, 2 for prompts that were edited once, and so on up to 7.
 
         Returns:
@@ -99,17 +99,17 @@ class Method:
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the batch to learn from, which may include earlier responses, e.g. from a :class:`ReplayBuffer`.
+        """Return the batch to train on, which may include earlier responses, e.g. from a :class:`ReplayBuffer`.
 
         Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. The result may contain
         up to ``2 * max_learned`` responses, but at most ``max_learned`` with ``learned`` set. Responses without
-        ``learned`` only contribute to the statistics of their group. For earlier responses, the ratio is relative to
-        the policy that sampled them (the engine's log-probabilities) or, with ``rollout_is``, to the current policy.
+        ``learned`` only contribute to group statistics. For earlier responses, the probability ratio is relative to the
+        policy that sampled them (engine log-probabilities) or, with ``rollout_is``, to the current policy.
         """
         return batch
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Return the rewards to learn from, [B], given ``rewards [B]`` float64.
+        """Return the rewards for training, [B], based on the original ``rewards``, [B] float64.
 
         This hook runs after the verifiers, reward model and overlong penalty have been applied, and before rank
         shaping, the KL penalty and advantages. The hook does not affect dynamic sampling or validation.
@@ -117,7 +117,7 @@ class Method:
         return rewards
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Process the outcome of a finished step.
+        """Process the outcome of a completed step.
 
         If ``async_training.max_staleness`` is above 0, prompts for later steps have already been chosen.
         """
@@ -138,7 +138,7 @@ class Method:
 
     @property
     def max_learned(self) -> int:
-        """Maximum number of responses that a step learns from."""
+        """Maximum number of responses to train on per step."""
         return self.config.data.train_batch_size * self.config.rollout.n
 
     @property
@@ -153,8 +153,7 @@ class Method:
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:
         """Return ``record`` with a new prompt and the ``input_ids`` that ``data.template`` renders for it.
 
-        Raises:
-            ConfigError: If the prompt is invalid or incompatible with the template.
+        Raises ``ConfigError`` if the prompt is invalid or incompatible with the template.
         """
         where = f"trainer.method={self.config.trainer.method!r}: its prompt for {record.uid}"
         if isinstance(prompt, str):

@@ -13,13 +13,13 @@ from verl.data.prompt_record import PromptRecord
 
 
 class ReplayBuffer:
-    """Buffer of at most ``capacity`` responses that drops the oldest groups first; it uses about 20 bytes per token.
+    """Buffer of at most ``capacity`` responses that drops the oldest groups first and uses about 20 bytes per token.
 
-    Include its ``state_dict()`` in the method's ``state_dict()``.
+    Include the buffer's ``state_dict()`` in that of the method.
     """
 
     def __init__(self, capacity: int, prompts: Sequence[PromptRecord]) -> None:
-        """Create an empty buffer; ``prompts`` is the training data (``Method.prompts``), which is not saved."""
+        """Create an empty buffer. The training data ``prompts`` (``Method.prompts``) is not saved with the buffer."""
         if capacity < 1:
             raise ValueError(f"capacity={capacity}: must be at least 1")
         self.capacity = capacity
@@ -37,7 +37,7 @@ class ReplayBuffer:
         return self._held
 
     def add(self, batch: Batch) -> None:
-        """Append responses, discarding the extra values that custom reward functions returned."""
+        """Append responses without the additional values that custom reward functions returned."""
         verdicts = [replace(verdict, extras={}) for verdict in batch.verdicts]
         added = batch.columns(*batch.names).fill(verdicts=verdicts)
         held = added if self._held is None else Batch.join([self._held, added])
@@ -48,7 +48,7 @@ class ReplayBuffer:
         self._hold(held[first:])
 
     def take(self, rows: Tensor | Sequence[int]) -> Batch:
-        """Remove the responses at ``rows`` of ``batch`` from the buffer and return them."""
+        """Remove the responses at the indices ``rows`` from the buffer and return them."""
         taken = self.batch[rows]
         index = torch.as_tensor(rows)
         left = torch.ones(len(self), dtype=torch.bool)
@@ -64,5 +64,5 @@ class ReplayBuffer:
         return {} if self._held is None else batch_state(self._held, self.prompts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the responses. Raises ``ConfigError`` if the training data has changed since they were saved."""
+        """Restore saved responses. Raises ``ConfigError`` if the training data has changed in the meantime."""
         self._held = batch_from_state(state, self.prompts) if state else None

@@ -1,12 +1,12 @@
-"""Attention over packed rows, which are concatenated without padding and attend only to themselves.
+"""Attention over packed sequences, which are concatenated without padding and attend only to themselves.
 
 ``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
-registers packed versions under :func:`packed_name`. The packed versions read row boundaries from the keyword arguments
-that ``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). A further argument,
-``sequence_group``, is the group of workers that share the tokens. Without these arguments, the functions process padded
-rows as the original implementation does.
+registers packed versions under :func:`packed_name`. The packed versions read sequence boundaries from the keyword
+arguments that ``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). An additional
+argument, ``sequence_group``, is the group of workers that share the tokens. Without these arguments, the functions
+process padded sequences like the original implementation.
 
-Shapes: B rows, H query heads, K key and value heads, T tokens of a packed sequence, D head dimension.
+Shapes: B sequences, H query heads, K key and value heads, T tokens of a packed batch, D head dimension.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from verl.models.sequence_parallel import gather_heads, split_heads
 def fused_mask(*, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
     """Return the mask that ``transformers`` builds for ``sdpa``, even if there is no padding.
 
-    ``transformers`` skips the mask if there is no padding, but checking for padding makes the host wait for the GPU.
+    ``transformers`` skips the mask if there is no padding, but this check makes the host wait for the GPU.
     """
     if attention_mask is not None and attention_mask.is_cuda:
         kwargs["allow_is_causal_skip"] = False
@@ -47,20 +47,20 @@ MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
-"""Attention implementation that supports packed rows -> its mask function for padded rows."""
+"""Maps attention implementations that support packed sequences to their mask functions for padded sequences."""
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
-"""Attention arguments that affect the result and are not supported for packed rows."""
+"""Attention arguments that affect the result and are not supported for packed sequences."""
 
 WINDOWS_IN_MASKS = ("PhimoeAttention", "Qwen2MoeAttention")
-"""Attention classes that apply their sliding window only through the mask. Packed rows have no mask."""
+"""Attention classes that apply their sliding window only through the mask. Packed sequences have no mask."""
 
 FLASH_HEAD_WIDTH = 256
 """Largest head dimension that the variable-length kernel supports."""
 
 
 def attention_name(config: ModelConfig) -> str:
-    """Return the name under which ``transformers`` finds the attention implementation that ``config`` selects."""
+    """Return the name under which the attention implementation in ``config`` is registered in ``transformers``."""
     return packed_name(config.attn_implementation) if config.use_remove_padding else config.attn_implementation
 
 
@@ -78,15 +78,15 @@ class Options(NamedTuple):
     implementation: str
     """Attention implementation of ``transformers`` to use."""
     scaling: float | None
-    """Scale factor for the scores, or None for 1 / sqrt(D)."""
+    """Scale factor for the attention scores, or None for 1 / sqrt(D)."""
     window: int | None
     """Sliding window in tokens, including the query itself, or None for full attention."""
     softcap: float | None
-    """Soft cap on the scores, ``softcap * tanh(scores / softcap)``, or None for no cap."""
+    """Soft cap on the attention scores, ``softcap * tanh(scores / softcap)``, or None for no cap."""
 
     @property
     def flash(self) -> bool:
-        """Return whether to use the FlashAttention package."""
+        """Whether to use the FlashAttention package."""
         return self.implementation.startswith("flash")
 
 
@@ -110,22 +110,21 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute causal attention with the ``transformers`` interface. For the score options, see :class:`Options`.
 
+    Raises ``ConfigError`` if the model's attention uses an unsupported feature.
+
     Args:
-        query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T is the number of this worker's tokens.
+        query: [B, H, T, D]. For packed sequences, B is 1. With ``sequence_group``, T counts this worker's tokens.
         key, value: [B, K, T, D].
-        attention_mask: mask for padded rows in the implementation's format. For packed rows, None or a dummy mask of
-            shape ``NO_MASK``.
+        attention_mask: mask for padded sequences in the implementation's format. For packed sequences, None or a dummy
+            mask of shape ``NO_MASK``.
         sliding_window: window in tokens, or None to use :func:`window_in_mask`.
-        cu_seq_lens_q: [rows + 1] int32, cumulative row lengths, or None for padded rows.
-        max_length_q: length of the longest row.
+        cu_seq_lens_q: [number of sequences + 1] int32, cumulative sequence lengths, or None for padded sequences.
+        max_length_q: length of the longest sequence.
         sequence_group: workers that share the tokens, or None if this worker has all of them.
-        shared_prompts: layout of prompts shared between rows, or None if each row has its own prompt.
+        shared_prompts: layout of prompts shared between sequences, or None if each sequence has its own prompt.
 
     Returns:
         The output [B, T, H, D], which is contiguous, and None instead of attention weights.
-
-    Raises:
-        ConfigError: if the model's attention uses an unsupported feature.
     """
     assert dropout == 0.0, "models run without dropout"
     window = window_in_mask(module) if sliding_window is None else sliding_window
@@ -150,7 +149,7 @@ def packed_attention(
 
 
 def _check_supported(module: nn.Module, options: Options, masked: bool, others: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` if an argument is not supported. ``masked`` indicates that packed rows have a mask."""
+    """Raise ``ConfigError`` for unsupported arguments. ``masked`` indicates that packed sequences have a mask."""
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if options.softcap is not None and options.implementation == "sdpa":
         unsupported.append("softcap")
@@ -189,10 +188,10 @@ def _padded(
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
-    """Compute attention over packed rows, [1, T, H, D].
+    """Compute attention over packed sequences, [1, T, H, D].
 
-    Kernels process all rows at once and align each row's last query with its last key. If no kernel is available, rows
-    are processed one at a time, and each row must have as many keys as queries.
+    Kernels process all sequences at once and align the last query of each sequence with its last key. Without a kernel,
+    sequences are processed one at a time and must have as many keys as queries.
     """
     if options.flash:
         return _flash(query, key, value, None, rows, options)
@@ -226,7 +225,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
     """Compute attention with shared prompts, [1, T, H, D], batching prompts and responses of similar length."""
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
-        """Gather the states of ``tokens [N, L]`` into [N, H, L, D]."""
+        """Gather the states of ``tokens`` [N, L] into a tensor [N, H, L, D]."""
         selected = take_tokens(states[0].transpose(0, 1), tokens.flatten())
         return selected.view(*tokens.shape, *selected.shape[1:]).transpose(1, 2)
 
@@ -246,7 +245,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: Rows | None, options: Options
 ) -> Tensor:
-    """Call FlashAttention through ``transformers``, padding values to the head dimension of the keys."""
+    """Call FlashAttention through ``transformers``, padding the values to the head dimension of the keys."""
     padding = query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, padding)) if padding else value
     bounds: Any = (None, None, None, None) if rows is None else rows
@@ -271,7 +270,7 @@ def _flash(
 
 
 def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
-    """Return whether torch's variable-length kernel supports the states' device, precision and head dimension."""
+    """Return whether torch's variable-length kernel supports the device, precision and head dimension."""
     half, width = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
     fits = width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
     return options.implementation == "sdpa" and query.is_cuda and half and fits
@@ -281,7 +280,7 @@ def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
 def grouped_query_options(kernel: Callable[..., Any]) -> dict[str, Any]:
     """Return the options that torch's variable-length attention ``kernel`` needs for grouped queries.
 
-    In torch 2.11, which vLLM 0.24 to 0.26 pin, the kernel supports grouped queries without an option.
+    In torch 2.11, which vLLM 0.24 to 0.26 require, the kernel supports grouped queries without an option.
     """
     return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
 
@@ -299,7 +298,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
     """Compute attention of queries [B, H, Q, D] over keys and values [B, K, N, D]; return [B, H, Q, D].
 
-    The mask [B, 1, Q, N] is true where a query attends to a key; None means causal attention.
+    The mask [B, 1, Q, N] is True where a query attends to a key; None means causal attention.
     """
     if options.implementation != "sdpa":
         return _eager(query, key, value, mask, options)
@@ -325,7 +324,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
 
 
 def _mask_of_padded_rows(make_mask: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
-    """Call ``make_mask`` for padded rows; return None for packed rows, whose mask would have quadratic size."""
+    """Call ``make_mask`` for padded sequences, or return None for packed ones, whose mask would be quadratic."""
     return None if kwargs.get("attention_mask") is None else make_mask(*args, **kwargs)
 
 

@@ -1,6 +1,6 @@
 """Forward passes of a sharded model over micro-batches: log-probabilities, hidden states, or per-token values.
 
-The results do not depend on layout choices such as packed rows, a chunked output head, or sequence parallelism.
+The results do not depend on sequence packing, chunking of the output head, or sequence parallelism.
 
 Shapes: B episodes with N tokens in total, M of them in responses; T tokens in this worker's layout; V vocabulary size;
 L layers; D hidden size.
@@ -42,7 +42,7 @@ from verl.models.sequence_parallel import sequence_group
 from verl.utils.device import to_device
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Maximum allowed mean difference per row between two layouts, for each ``param_dtype``."""
+"""Maximum mean absolute difference per sequence between the results of two layouts, keyed by ``param_dtype``."""
 
 
 class ForwardPass:
@@ -75,12 +75,11 @@ class ForwardPass:
     def _check_equal(self, results: Callable[[Batch], Iterator[tuple[str, Tensor]]]) -> None:
         """Compare the results of several layouts on a small batch.
 
+        Raises ``ConfigError`` if a result differs from the model's own by more than ``TOLERANCE``.
+
         Args:
             results: function that yields a pair for each layout: the setting that disables the layout, and the result
                 [M, ...]. The first result comes from the model's own forward pass.
-
-        Raises:
-            ConfigError: if a result differs from the first one.
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = (7919 * torch.arange(1, 25)).remainder(vocabulary).view(3, 8)
@@ -107,10 +106,10 @@ class Teacher(NamedTuple):
     forward: "LogprobForward"
     """Forward passes of the teacher, which may be the policy itself."""
     rows: Batch
-    """Micro-batch of the policy's responses, possibly with other prompts. The ``tokens`` are on the CPU."""
+    """Micro-batch of the policy's responses, possibly with different prompts. The ``tokens`` are on the CPU."""
 
     def last_states(self, mask: Tensor | None) -> Tensor:
-        """Return the last hidden states [n, D] that predict the response tokens in ``mask [M]`` (None: all tokens)."""
+        """Return the last hidden states [n, D] that predict the response tokens in ``mask [M]``, or all if None."""
         predictors = self.rows.predictors
         return self.forward.last_states(self.rows, predictors if mask is None else predictors[mask])
 
@@ -119,10 +118,9 @@ class LogprobForward(ForwardPass):
     """Forward passes of a causal language model that compute log-probabilities and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Patch the output head. If the head is chunked or rows are packed, verify the results on a small batch.
+        """Patch the output head. With a chunked head or sequence packing, check the results on a small batch.
 
-        Raises:
-            ConfigError: if the configured layout and the model's own forward pass give different results.
+        Raises ``ConfigError`` if the configured layout and the model's own forward pass give different results.
         """
         super().__init__(model, config, device)
         if config.logits_dtype == "float32":
@@ -186,7 +184,7 @@ class LogprobForward(ForwardPass):
 
     @torch.no_grad()
     def logits_within(self, states: Tensor) -> Tensor:
-        """Like :meth:`logits`, but for calls during a forward pass of this model, when its head is already gathered."""
+        """Compute :meth:`logits` during a forward pass of this model, when FSDP has already gathered the head."""
         logits: Tensor = self.model.forward(states=states)
         return logits
 
@@ -198,7 +196,7 @@ class LogprobForward(ForwardPass):
         scoring: Scoring,
         teacher: Teacher | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the tensors of :func:`logprobs_and_entropy`, [M] each."""
+        """Return the outputs of :func:`logprobs_and_entropy` for the response tokens, [M] each."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
             return self._score_rows(layout, batch, mask, scoring)
         tokens, targets = batch.predictors, batch.response_tokens
@@ -232,7 +230,7 @@ class LogprobForward(ForwardPass):
         return scored.unbind(1)
 
     def _score_rows(self, layout: Layout, batch: Batch, mask: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
-        """Compute the result of :meth:`_score` with the model's own forward pass over padded rows."""
+        """Compute the result of :meth:`_score` with the model's own forward pass over padded sequences."""
         batch = batch.trimmed().to(self.device)
         logits = self.model(**self._inputs(layout), use_cache=False, logits_to_keep=batch.width + 1).logits[:, :-1]
         values = map(batch.flat, logprobs_and_entropy(logits, batch.padded("response_tokens"), scoring))
@@ -256,13 +254,13 @@ class ValueForward(ForwardPass):
     """Forward passes of a token classification model that predicts one value per token."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Verify the results on a small batch if rows are packed, as :class:`LogprobForward` does."""
+        """Check the results on a small batch if sequence packing is on, as :class:`LogprobForward` does."""
         super().__init__(model, config, device)
         if config.use_remove_padding:
             self._check_equal(self._results)
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the value at each token of a CPU batch, [N] float32 on the device."""
+        """Return the predicted value of each token, [N] float32 on the device, for a batch on the CPU."""
         batch = batch.columns("tokens")
         # If the policy's vocabulary has more padding than this model's, it may sample ids that are out of range here.
         vocabulary = self.model.config.get_text_config().vocab_size
@@ -276,7 +274,7 @@ class ValueForward(ForwardPass):
         return layout.collect(values.flatten(0, 1)[to_device(layout.find(tokens)[0], self.device)], tokens)
 
     def _results(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """Yield the last hidden states divided by their mean magnitude, because a new head returns only zeros."""
+        """Yield the last hidden states, scaled to mean magnitude 1, because a new value head outputs only zeros."""
         for layout in (padded_layout(batch), self._layout(batch)):
             inputs = self._inputs(layout)
             states = self.model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
@@ -286,14 +284,13 @@ class ValueForward(ForwardPass):
 
 @contextmanager
 def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Record the hidden states [B, S, D] of ``layers`` in the yielded list during a forward pass inside the block.
+    """Yield a list that receives the hidden states [B, S, D] of ``layers`` from a forward pass inside the block.
+
+    Raises ``ValueError`` if a layer index is out of range or repeated.
 
     Args:
         layers: distinct indices into ``hidden_states[1:]`` of ``transformers``; negative indices count from the end.
             Each state is the output of a decoder layer; the last layer's state is taken after the final norm.
-
-    Raises:
-        ValueError: if the model has no such layer or an index is repeated.
     """
     if not layers:
         yield []

@@ -1,6 +1,6 @@
-"""FSDP2 sharding, and bucketed gathering of full parameters.
+"""FSDP2 sharding and bucketed gathering of full parameters.
 
-Shapes: W ranks that shard one copy of the model.
+Shapes: W ranks that shard one replica of the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ WeightDtype = Callable[[str, Tensor], torch.dtype]
 
 
 def keep_dtype(name: str, value: Tensor) -> torch.dtype:
-    """Return the parameter's own dtype. Implements :data:`WeightDtype`."""
+    """Return the parameter's dtype. Implements :data:`WeightDtype`."""
     return value.dtype
 
 
@@ -43,7 +43,7 @@ class EngineDtype:
 
     dtype: torch.dtype
     exact: frozenset[str]
-    """Name tails (:func:`name_tail`) of parameters that the engine keeps in higher precision, such as MoE routers."""
+    """Suffixes (:func:`name_tail`) of parameters that the engine keeps in higher precision, such as MoE routers."""
 
     def __call__(self, name: str, value: Tensor) -> torch.dtype:
         is_matrix = value.dim() > 2 or (value.dim() == 2 and name.endswith(".weight"))
@@ -52,12 +52,12 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """Return the last two components of a parameter's name, which are the same in the engine and in the files."""
+    """Return the last two parts of a parameter's name, which are the same in the engine and in checkpoint files."""
     return ".".join(name.split(".")[-2:])
 
 
 ALIGNMENT = 16
-"""Alignment in bytes of the shards in a bucket, so that each shard can be viewed in its own dtype."""
+"""Alignment in bytes of the shards in a bucket, which makes it possible to view each shard in its dtype."""
 
 # Newer torch versions use a different name for this function.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -65,14 +65,14 @@ all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 @cache
 def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
-    """Return the mesh for :func:`fully_shard`: ``mesh`` itself, or a 2D mesh [copies, shards per copy].
+    """Return the mesh for :func:`fully_shard`: ``mesh`` itself, or a 2D mesh [replicas, shards per replica].
 
-    Neighbouring ranks, which have the fastest links, shard the same copy. Models with the same ``fsdp_size`` share a
+    Neighbouring ranks, which have the fastest links, shard the same replica. Models with the same ``fsdp_size`` share a
     mesh, because each mesh's communicators use GPU memory.
 
     Args:
         mesh: one-dimensional mesh of all workers.
-        fsdp_size: number of workers that shard one copy, or -1 for all workers.
+        fsdp_size: number of workers that shard one replica, or -1 for all workers.
     """
     if fsdp_size in (-1, mesh.size()):
         return mesh
@@ -87,8 +87,8 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
     """Shard ``model`` in place over ``mesh`` from :func:`sharding_mesh`. Frozen weights are kept in ``param_dtype``.
 
-    Each decoder layer is an FSDP unit. Peak memory therefore includes the full parameters of one layer at a time, in
-    addition to the embedding and the head.
+    Each decoder layer is an FSDP unit. Peak memory therefore includes the embedding, the head, and the full parameters
+    of one layer.
     """
     model.requires_grad_(trainable)
     if any(is_adapter(name) for name, _ in model.named_parameters()):
@@ -116,7 +116,7 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder layers, which are the modules that ``transformers`` does not split."""
+    """Return the decoder layers, which ``transformers`` lists in ``_no_split_modules``."""
     names = set(model._no_split_modules or [])
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -135,7 +135,7 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
 
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
-    """Keep a trainable model's parameters gathered in ``param_dtype`` inside the block. All ranks enter it together.
+    """Keep a trainable model's parameters gathered in ``param_dtype`` in a block that all ranks must enter together.
 
     Forward passes inside the block run without gradients or communication, so ranks may run different numbers of them.
     """
@@ -188,7 +188,7 @@ class _Shard(NamedTuple):
     offset: int
     """Offset of the shard within each rank's part of the bucket, in bytes."""
     num_bytes: int
-    """Size of a full shard in bytes."""
+    """Size of the shard in bytes, including padding."""
 
 
 def gather_parameters(
@@ -196,8 +196,8 @@ def gather_parameters(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and full value of each parameter in the given order. All ranks must iterate together.
 
-    Each rank casts its shards and packs them into buckets, and one all-gather collects each bucket. Peak memory is this
-    rank's part of a bucket plus the whole bucket and one parameter.
+    Each rank casts its shards and packs them into buckets, which are gathered with one all-gather each. Peak memory is
+    one gathered bucket, this rank's part of it, and one full parameter.
 
     Args:
         parameters: parameters that are replicated or, as in FSDP2, sharded by rows.
@@ -248,7 +248,7 @@ def _gathered(bucket: list[_Shard]) -> Tensor:
 
 
 def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """Return the group of the W ranks that shard the rows, which is the mesh's last dimension."""
+    """Return the process group of the W ranks that shard a parameter, the last mesh dimension."""
     *copies, last = parameter.placements
     assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
     return parameter.device_mesh.get_group(len(copies))

@@ -21,7 +21,7 @@ FILES = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.tiktoken", 
 OLDER_WEIGHTS = ["*.bin"]
 """Patterns of weight files in models without safetensors."""
 COPIES = ["consolidated*", "original/*", "onnx/*"]
-"""Patterns of duplicate weights in other formats."""
+"""Patterns of files that duplicate the weights in other formats."""
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
@@ -29,16 +29,15 @@ DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16
-"""Number and size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends of the file
-are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
+"""Number and size in bytes of the evenly spaced pieces of a weight file that are hashed. Hashing only its ends would
+not be enough, because short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 
 def fetch_model(path: str, field: str) -> None:
     """Download the latest version of a hub model into this machine's cache; do nothing for a local folder.
 
-    Raises:
-        ConfigError: if the model does not exist or is not accessible, or the hub cannot be reached. The message names
-            the option ``field``.
+    Raises ``ConfigError`` if the model does not exist or is not accessible, or the hub cannot be reached. The error
+    message names the option ``field``.
     """
     if not is_local(path):
         _download(path, field)
@@ -47,8 +46,7 @@ def fetch_model(path: str, field: str) -> None:
 def local_folder(path: str) -> str:
     """Return the model's local folder: ``path`` itself or the cached hub snapshot, downloaded if missing.
 
-    Raises:
-        ConfigError: if the download fails; see :func:`fetch_model`.
+    Raises ``ConfigError`` if the download fails; see :func:`fetch_model`.
     """
     if is_local(path):
         return path
@@ -129,10 +127,9 @@ def _fix(path: str) -> str:
 
 
 def model_digest(path: str) -> str:
-    """Return a digest of the weights in a local folder, independent of its path, or return a hub id unchanged.
+    """Return a path-independent digest of the weights and configs in a local folder, or return a hub id unchanged.
 
-    Raises:
-        ConfigError: if the folder does not exist or disappears while it is read.
+    Raises ``ConfigError`` if the folder does not exist or disappears while it is read.
     """
     folder = Path(path)
     if not folder.is_absolute() and not folder.is_dir():

@@ -34,7 +34,7 @@ AUTO_CLASSES = {
     "critic": AutoModelForTokenClassification,
     "teacher": AutoModelForCausalLM,
 }
-"""Checkpoint part -> auto class of its model."""
+"""Auto class of the model for each checkpoint part."""
 
 BUFFERS = "buffers.safetensors"
 """Name of the file in which :func:`write_architecture` stores a model's persistent buffers, if it has any."""
@@ -61,7 +61,7 @@ def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
 def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
     """Return a model's persistent buffers, such as router biases in GLM 4 and DeepSeek V3, keyed by name.
 
-    Training does not change them.
+    Training does not change these buffers.
     """
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -70,7 +70,7 @@ def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
 def checkpoint_parameters(
     model: PreTrainedModel, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the model's tensors as named in its files (:func:`in_checkpoint_format`). All ranks must iterate together.
+    """Yield the model's tensors as stored in its files (:func:`in_checkpoint_format`). All ranks must iterate together.
 
     Buffers are included because an engine loses them when it sleeps.
     """
@@ -84,13 +84,13 @@ def in_checkpoint_format(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield ``weights`` in the format of the model's files, undoing the conversions made on loading.
 
-    Parameters that share a tensor in the files are buffered until all have arrived. Others are yielded immediately. The
-    experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with ``*``
-    for the expert index. Looping over experts in Python would take longer than copying them.
+    Parameters that form one tensor in the files are buffered until all have arrived. All other parameters are yielded
+    immediately. The files contain one tensor per expert, but here the experts of a layer remain stacked, ``[E, ...]``,
+    because a Python loop over experts would take longer than copying them. ``*`` in a name stands for the expert index.
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.
-        names: names of all tensors in ``weights``; further names are allowed.
+        names: names of all tensors in ``weights``; additional names are allowed.
         weights: full tensors with their names in ``model``.
     """
     target, stacks = names_and_stacks(model, names)
@@ -120,7 +120,7 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return each weight's (first) name in the model's files, and the name patterns of each weight that stacks experts.
+    """Return each weight's (first) name in the model's files, and the name patterns of stacked expert weights.
 
     A weight that stacks the experts of a layer, ``[E, ...]``, has one pattern, or two if it concatenates the gate and
     up projections. In a pattern, ``*`` stands for the expert index.
@@ -177,18 +177,18 @@ class WeightFiles:
         self.model = model
         parameters = dict(model.named_parameters())
         self.shapes = parameters | saved_buffers(model)
-        """Name -> tensor to write, on the meta device. Of several tied tensors, only the first is included."""
+        """Tensors to write by name, on the meta device. Of several tied tensors, only the first is included."""
         dtype = model.config.dtype
         assert isinstance(dtype, torch.dtype), dtype
         # Keep the head of a value model, and weights that transformers loads in float32, in float32.
         exact = model._get_dtype_plan(dtype)
         self.dtypes = {name: value.dtype for name, value in self.shapes.items()}
-        """Name -> dtype of the weight in the files."""
+        """Dtype of each weight in the files, by name."""
         for name in parameters:
             if not (name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in exact)):
                 self.dtypes[name] = _narrower(dtype, self.dtypes[name])
         self.files = self._cut(file_bytes)
-        """File -> names of its weights."""
+        """Names of the weights in each file."""
 
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
         # Weights that share a tensor must be written by one process.
@@ -209,11 +209,11 @@ class WeightFiles:
         return {f"{stem}-{i:05d}-of-{len(files):05d}{suffix}": names for i, names in enumerate(files, start=1)}
 
     def num_bytes(self, names: Iterable[str]) -> int:
-        """Return the total size in bytes of the named weights in the files."""
+        """Return the total size in bytes of the weights ``names`` in the files."""
         return sum(self.shapes[name].numel() * self.dtypes[name].itemsize for name in names)
 
     def share(self, rank: int, world_size: int) -> list[str]:
-        """Return the files that ``rank`` writes. Each file, largest first, goes to the rank with the fewest bytes."""
+        """Return the files that ``rank`` writes. Files, largest first, go to the rank with the fewest bytes so far."""
         loads = [0] * world_size
         shares: list[list[str]] = [[] for _ in range(world_size)]
         for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):

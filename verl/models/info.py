@@ -29,7 +29,7 @@ from verl.config.errors import ConfigError, in_one_line
 from verl.models.hub import is_complete, local_folder
 
 VALUE_HEAD = "score"
-"""Name of the value head in a model."""
+"""Name of the value head's submodule in a model."""
 
 GENERATION = "generation_config.json"
 
@@ -65,7 +65,7 @@ class ModelInfo:
     @classmethod
     @cache
     def read(cls, path: str, trust_remote_code: bool, override_config: str = "{}") -> "ModelInfo":
-        """Read a model's metadata and cache it. Raises ``ConfigError`` if it cannot be read.
+        """Read a model's metadata and cache it. Raises ``ConfigError`` if the config cannot be read.
 
         ``override_config`` is a JSON object whose values replace values in ``config.json``.
         """
@@ -88,7 +88,7 @@ class ModelInfo:
 
     @property
     def text_config(self) -> Any:
-        """Config of the language model, which in a vision-language model is a part of ``config``."""
+        """Config of the language model, which is a part of ``config`` in a vision-language model."""
         return self.config.get_text_config()
 
     @property
@@ -158,7 +158,7 @@ class ModelInfo:
 
     @cached_property
     def has_value_form(self) -> bool:
-        """Return whether ``transformers`` has a token classification model of this type with a head named ``score``."""
+        """Whether ``transformers`` has a token classification model of this type with a head named ``score``."""
         known = type(self.config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
         return known and hasattr(self.meta_model(AutoModelForTokenClassification), VALUE_HEAD)
 
@@ -209,7 +209,7 @@ def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> l
 
 
 def override_notes(model: ModelConfig) -> list[str]:
-    """Return a warning about values in ``model.override_config`` that have no effect, as a list of at most one line."""
+    """Return a list of at most one warning about values in ``model.override_config`` that have no effect."""
     info = ModelInfo.read(model.path, model.trust_remote_code)
     names = _without_effect(info.config, model.override_config)
     kind = info.config.model_type
@@ -228,10 +228,9 @@ def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreT
 
 
 def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
-    """Convert layer indices, some of which may be negative, to nonnegative indices for a model of ``depth`` layers.
+    """Convert layer indices, which may be negative, to nonnegative indices for a model with ``depth`` layers.
 
-    Raises:
-        ConfigError: if the model has no such layer or a layer is repeated.
+    Raises ``ConfigError`` if an index is out of range or a layer is repeated.
     """
     for layer in layers:
         if not -depth <= layer < depth:
@@ -285,7 +284,7 @@ def _hub_kernels(config: PreTrainedConfig) -> list[str]:
 
 
 def _expected_shapes(info: ModelInfo) -> dict[str, list[int]]:
-    """Return the shapes of the language model's parameters without experts, whose names differ in the files."""
+    """Return the shapes of all language model parameters except experts, which have other names in the files."""
     if type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return {}
     # transformers stacks expert weights and may transpose them.

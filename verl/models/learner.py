@@ -21,7 +21,7 @@ from verl.models.offload import Offloaded
 T = TypeVar("T")
 
 NO_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implementation")
-"""Torch's warning about an operation that has no deterministic implementation."""
+"""Pattern of torch's warning about an operation without a deterministic implementation."""
 
 
 class Learner:
@@ -111,7 +111,7 @@ class Learner:
 
 @contextmanager
 def deterministic_operations(missing: set[str]) -> Iterator[None]:
-    """Use deterministic operations inside the block, and add the names of nondeterministic ones to ``missing``.
+    """Use deterministic operations inside the block; add the names of nondeterministic operations to ``missing``.
 
     The setting applies to the whole process. The setting must be off while an engine samples, because the cumulative
     sum used to draw tokens has no deterministic implementation on a GPU.
@@ -147,7 +147,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> t
 
 
 def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
-    """Return a function that maps the 0-based step to lr / peak lr: warm-up, then decay."""
+    """Return a function that maps the 0-based step to the ratio of the learning rate to its peak."""
     warmup, floor = config.warmup_steps(total_steps), config.min_lr_ratio
     decay_steps = max(1, total_steps - warmup)
 

@@ -1,4 +1,4 @@
-"""Loads language models and value models into shards.
+"""Loads language models and value models and shards their parameters.
 
 Only rank 0 reads the checkpoint. All other ranks build the model on the meta device and receive each parameter by
 broadcast, so all machines have the same weights. Rank 0 reads the parameters one by one from the files, stacking the
@@ -60,11 +60,9 @@ def load_sharded_model(
 def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
     """Load a transformer with a head named ``score`` and shard it as :func:`load_sharded_model` does.
 
-    A trainable model may start from a checkpoint without a head, such as a language model. The head is then zero.
-
-    Raises:
-        ConfigError: if weights of the body are missing, or if a frozen model has unexpected weights or lacks a head
-            with one output.
+    A trainable model may start from a checkpoint without a head, such as a language model. The new head is initialized
+    to 0. Raises ``ConfigError`` if weights of the body are missing, or if a frozen model has unexpected weights or
+    lacks a head with one output.
     """
     return load_and_shard(partial(_read_value_model, config, trainable), config, mesh, trainable)
 
@@ -122,7 +120,7 @@ def load_and_shard(
     trainable: bool,
     source: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """Load and shard a model (:func:`load_sharded_model`) that ``build`` creates on a device, ``meta`` or ``cpu``."""
+    """Load and shard the model that ``build`` creates on a device, ``meta`` or ``cpu`` (:func:`load_sharded_model`)."""
 
     def build_base(device: str) -> PreTrainedModel:
         model = build(device)
@@ -165,9 +163,9 @@ def load_and_shard(
 
 
 def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tensor] | None:
-    """Return a function that reads a parameter of ``model`` by name from the safetensors in ``path``.
+    """Return a function that reads a parameter of ``model`` by name from the safetensors files in ``path``.
 
-    Stacked experts are assembled from the experts' matrices, and buffers of rotary embeddings are computed. Returns
+    Stacked expert weights are assembled from each expert's weights. Rotary embedding buffers are recomputed. Returns
     None if a tensor is missing from the files or has a different shape there. ``model`` must be on the meta device.
     """
     files: dict[str, tuple[Path, tuple[int, ...]]] = {}
@@ -226,7 +224,7 @@ def _with_adapters(
 
 @torch.no_grad()
 def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` and copy rank 0's ``values`` into it, reading each one once."""
+    """Move ``model`` from the meta device to ``device`` and broadcast rank 0's ``values`` to it, reading each once."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == 0:

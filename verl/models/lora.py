@@ -43,7 +43,7 @@ UNUSED = {
 TRAINABLE_STARTS = (True, False, "gaussian")
 """Values of ``init_lora_weights`` for adapters that do not modify the base weights."""
 MAX_SCALE = 10_000
-"""Upper bound on ``lora_alpha / r`` and on its inverse; common values are 0.5 to 4."""
+"""Maximum of ``lora_alpha / r`` and of its inverse. The ratio is usually between 0.5 and 4."""
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
@@ -57,8 +57,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
 def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
     """Return the adapter config for ``model``, read from ``lora_adapter_path`` if set, otherwise from ``lora``.
 
-    Raises:
-        ConfigError: if the model lacks the target layers or the saved adapter cannot be used.
+    Raises ``ConfigError`` if the model lacks the target layers or the saved adapter cannot be used.
     """
     lora, saved = config.lora, config.lora_adapter_path
     if saved is not None:
@@ -83,8 +82,8 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
     """Add adapters to ``model`` in place, on its device.
 
-    Without ``lora_adapter_path``, ``A`` is drawn from torch's global generator and ``B`` is initialized to 0, so that
-    the model's output does not change.
+    Unless ``lora_adapter_path`` is set, ``A`` is initialized with torch's global random generator and ``B`` with 0,
+    which leaves the model's output unchanged.
     """
     options, is_meta = adapter_options(model, config), model.device.type == "meta"
     peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=is_meta)
@@ -121,7 +120,7 @@ def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.
 
 @torch.no_grad()
 def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
-    """Copy the adapter weights in ``folder``, which :func:`read_saved_adapter` must have checked, into ``model``."""
+    """Copy the adapter weights in ``folder`` into ``model``. :func:`read_saved_adapter` must have checked them."""
     parameters = dict(model.named_parameters())
     with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  # not a mapping
@@ -171,7 +170,6 @@ def train_adapters_only(model: nn.Module) -> None:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether the parameter ``name`` belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

@@ -1,4 +1,4 @@
-"""Splits a worker's batch into micro-batches by rows or by tokens.
+"""Splits a worker's batch into micro-batches by number of sequences or tokens.
 
 Shapes: B episodes on this rank.
 """
@@ -16,7 +16,7 @@ from verl.config.common import ModelConfig
 from verl.models.packing import MIN_SHARED, prompt_index
 
 REPEAT_COST = 1 / 16
-"""Relative cost of repeating a shared prompt token: roughly the share of keys and values in all activations."""
+"""Relative cost of repeating a shared prompt token, roughly the share of keys and values in all activations."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class MicroBatching:
     """Size limits of micro-batches. The limits affect memory and speed but not gradients."""
 
     rows: int
-    """Number of rows per micro-batch, used if ``max_tokens`` is None."""
+    """Number of sequences per micro-batch, used if ``max_tokens`` is None."""
     max_tokens: int | None
-    """Maximum number of tokens, including padding unless ``packed``. A longer row forms its own micro-batch."""
+    """Maximum number of tokens, including padding unless ``packed``. A longer sequence forms its own micro-batch."""
     packed: bool
-    """Whether rows are concatenated without padding."""
+    """Whether sequences are concatenated without padding."""
     shares_prompts: bool = False
     """Whether responses to the same prompt share its tokens (:func:`verl.models.packing.shared_prompt_layout`)."""
 
@@ -39,14 +39,14 @@ class MicroBatching:
         return cls(rows, budget, model.use_remove_padding, shares_prompts)
 
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
-        """Partition the rows of ``batch`` and return the row indices [b] of each micro-batch.
+        """Partition ``batch`` and return the sequence indices [b] of each micro-batch.
 
-        Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must pass
-        the same number of rows. They get the same number of micro-batches, since each micro-batch runs collectives.
+        Splitting by tokens sorts sequences by length, or by prompt length if prompts are shared. All ranks must pass
+        the same number of sequences and get the same number of micro-batches, which run collectives.
 
         Args:
-            units: [B] int64 unit ids, equal for rows that must stay together, or None if rows are independent. A unit
-                that exceeds the limit forms its own micro-batch. All ranks must have the same number of units.
+            units: [B] int64 unit ids, equal for sequences that must stay together, or None. A unit that exceeds the
+                limit forms its own micro-batch. All ranks must have the same number of units.
         """
         members = [[row] for row in range(len(batch))] if units is None else rows_by_value(units)
         if self.max_tokens is None:
@@ -61,7 +61,7 @@ class MicroBatching:
 
 
 def rows_by_value(values: Tensor) -> list[list[int]]:
-    """Group row indices by value in ``values [B]``, in order of first appearance."""
+    """Group the indices of ``values [B]`` by value, in order of first appearance."""
     members: dict[int, list[int]] = {}
     for row, value in enumerate(values.tolist()):
         members.setdefault(value, []).append(row)
@@ -74,15 +74,15 @@ def _flat(units: list[list[int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class RowTokens:
-    """Token counts of the rows of a batch, used to split the batch by tokens."""
+    """Token counts of the sequences in a batch, used to split the batch by tokens."""
 
     prompts: list[int]
-    """Number of prompt tokens per row."""
+    """Number of prompt tokens in each sequence."""
     responses: list[int]
-    """Number of response tokens per row."""
+    """Number of response tokens in each sequence."""
     packed: bool
     prompt_of: list[int] | None = None
-    """Prompt id per row, equal for rows that share a prompt, or None if prompts are not shared."""
+    """Prompt id of each sequence, or None if prompts are not shared."""
 
     @classmethod
     def of(cls, batch: Batch, packed: bool, shares_prompts: bool) -> Self:
@@ -97,9 +97,9 @@ class RowTokens:
         return -self.prompts[unit[0]], self.prompt_of[unit[0]]
 
     def count(self, rows: list[int]) -> int:
-        """Return the number of tokens in a micro-batch of these rows.
+        """Return the number of tokens in a micro-batch that consists of the sequences ``rows``.
 
-        Without packing, prompts are left-padded and responses right-padded to a common length. A shared prompt is
+        Without packing, prompts and responses are padded to the longest prompt and response. A shared prompt is
         computed once, but its keys and values are repeated for each response (:data:`REPEAT_COST`).
         """
         if not self.packed:
@@ -141,7 +141,7 @@ def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[i
 
 
 def join_parts(parts: list[Batch], cuts: list[Tensor], width: int) -> Batch:
-    """Concatenate the results of micro-batches on the CPU, in the original row order, with ``width`` response columns.
+    """Concatenate the results of micro-batches on the CPU, in the original order, with ``width`` response columns.
 
     All results are copied in one transfer, because copying them one by one would synchronize after each micro-batch.
     """

@@ -1,4 +1,4 @@
-"""Noise on a policy's parameters, used to check that engines sample with the weights sent to them."""
+"""Adds noise to a policy's parameters to check that engines sample with the weights that they receive."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from verl.models.offload import local_part, reshard
 
 SCALE = 0.2
-"""Standard deviation of the noise, relative to the root mean square of a parameter's shard, or to 1 if that is 0."""
+"""Standard deviation of the noise, relative to the root mean square of a shard, or absolute if that is 0."""
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Offloads tensors to host memory between the phases of a step.
 
-FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. This policy saves more memory, but every forward and backward
+FSDP2's ``CPUOffloadPolicy``, which also offloads within a phase, saves more memory. However, every forward and backward
 pass then waits for transfers, and AdamW runs on the CPU.
 """
 
@@ -117,7 +117,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
-    """Copy the bytes of ``storage`` to the host in pieces of :func:`piece_sizes`."""
+    """Copy the bytes of ``storage`` to the host in pieces whose sizes are given by :func:`piece_sizes`."""
     # Copies to pinned memory are asynchronous and faster.
     pinned = storage.device.type == "cuda"
     parts = _bytes_of(storage).split(piece_sizes(len(storage)))

@@ -28,7 +28,7 @@ def multiply_by_onednn(model: nn.Module) -> None:
 
 
 def available() -> bool:
-    """Return whether torch includes oneDNN and the processor is x86; on x86, oneDNN is at least as fast as MKL."""
+    """Return whether torch includes oneDNN and the processor is x86, where oneDNN is at least as fast as MKL."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()

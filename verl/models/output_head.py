@@ -24,21 +24,21 @@ from verl.models.packing import take_tokens
 
 
 class TeacherLoss(NamedTuple):
-    """A divergence from a teacher's distribution."""
+    """Distillation loss: a divergence from a teacher's distribution."""
 
     name: str
     """Key of :data:`verl.algorithms.divergence.DIVERGENCES`."""
     temperature: float
-    """Softmax temperature of both student and teacher."""
+    """Softmax temperature of the student and the teacher."""
     beta: float = 0.5
     """Weight of the teacher in ``jsd``."""
     top_k: int = 0
-    """Number of the teacher's most likely tokens to compare, besides the sum of the tail, or 0 for all tokens."""
+    """Number of the teacher's most likely tokens to compare, plus the combined tail. 0 compares all tokens."""
     vocabulary: int | None = None
     """Number of token ids to compare, or None if both heads have the same size."""
 
     def of(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the divergence in nats at each position, [...] float32, given both models' logits, [..., V] each."""
+        """Return the divergence in nats at each position, [...] float32, given the logits [..., V] of both models."""
         p, q = (
             (logits[..., : self.vocabulary].float() / self.temperature).log_softmax(dim=-1)
             for logits in (student, teacher)
@@ -56,7 +56,7 @@ class Scoring(NamedTuple):
     differentiable_entropy: bool = False
     """Whether gradients flow through the entropy."""
     statistics: tuple[str, ...] = ()
-    """Names of additional statistics, all differentiable; keys of ``STATISTICS``."""
+    """Names of additional differentiable statistics, which are keys of ``STATISTICS``."""
     top_k: int = 0
     """Number of tokens k for the statistic ``top_k``."""
     vocabulary: int | None = None
@@ -89,8 +89,8 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
     "sum_pi_squared": lambda _, distribution, __: [(2 * distribution).exp().sum(dim=-1)],
     "top_k": _top_k,
 }
-"""Name -> f(logits / temperature [..., V], log-softmax of these [..., V], k) -> columns [...]. ``top_k`` returns 2 k
-columns: the log-probabilities of the k most likely tokens, then their ids. All other statistics have one column."""
+"""Function of each statistic, f(logits / temperature [..., V], log-softmax [..., V], k) -> columns [...]. ``top_k``
+returns 2 k columns, log-probabilities and then ids of the k most likely tokens. All others return one column."""
 
 
 def logprobs_and_entropy(
@@ -98,8 +98,8 @@ def logprobs_and_entropy(
 ) -> tuple[Tensor, ...]:
     """Return log-probabilities of ``tokens [...]`` and entropies, both in nats, from logits [..., V].
 
-    The tuple continues with the columns of ``scoring.statistics`` and, given the teacher's logits ``teacher [..., V]``,
-    ``scoring.teacher_loss``. All tensors are [...] float32.
+    Next in the tuple are the columns of ``scoring.statistics`` and, if the teacher's logits ``teacher [..., V]`` are
+    passed, ``scoring.teacher_loss``. All tensors are [...] float32.
     """
     scaled = logits[..., : scoring.vocabulary].float() / scoring.temperature
     distribution = scaled.log_softmax(dim=-1)
@@ -117,7 +117,7 @@ def logprobs_and_entropy(
 
 
 def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
-    """Name the columns that :func:`logprobs_and_entropy` returns after the entropy, [...] each.
+    """Return the columns [...] that :func:`logprobs_and_entropy` returns after the entropy, keyed by name.
 
     ``top_k`` becomes ``top_k_logprobs`` and ``top_k_ids`` (int64), both [..., k] with the most likely token first.
     """
@@ -154,8 +154,8 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
     The logits of at most ``chunk_size`` tokens are in memory at a time, and the backward pass recomputes them. The
     logits come from the model's own ``forward``, which may scale or cap them.
 
-    Given ``positions [N]`` instead of ``targets``, ``forward`` returns the last hidden states there, [N, D]; given
-    ``states [N, D]``, their logits [N, V]. Another model's loss can thus use this model's logits in chunks.
+    With ``positions [N]`` instead of ``targets``, ``forward`` returns the last hidden states [N, D] at these positions.
+    With ``states [N, D]``, it returns their logits [N, V], which another model's loss can use in chunks.
     """
     original = model.forward
     decoder = getattr(model, model.base_model_prefix)
@@ -206,7 +206,7 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
 
 
 class _PrecomputedDecoder:
-    """A replacement for a decoder that returns its input embeddings as the last hidden states.
+    """Decoder replacement that returns its input embeddings as the last hidden states.
 
     Attribute access is forwarded to the decoder, because a model's ``forward`` may read its attributes.
     """

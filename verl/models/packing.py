@@ -1,8 +1,8 @@
-"""Input layouts of a micro-batch: padded rows, or rows packed into one sequence.
+"""Model input layouts of a micro-batch: padded, or packed into one sequence.
 
-Packed rows can share prompts. In a causal model, the states of a prompt do not depend on the response, so a prompt with
-several responses needs to occur only once, before all of them. Only attention needs to know which prompt each response
-continues.
+Packed sequences can share prompts. In a causal model, the hidden states of a prompt do not depend on the response. A
+prompt with several responses is therefore stored only once, before all responses. Only attention needs to know which
+prompt belongs to each response.
 
 Layouts are computed on the host and then sent to the device, so that no operation waits for a GPU.
 
@@ -25,14 +25,14 @@ from verl.utils.device import to_device
 
 ROUND_TO = 128
 """Sequences with shared prompts are padded to a multiple of this many tokens, so that the allocator can reuse buffers.
-On a CPU, allocating new buffers would take as long as sharing prompts saves."""
+On a CPU, allocating new buffers would cancel the time saved by sharing prompts."""
 
 MIN_SHARED = 0.05
-"""Prompts are shared only if sharing saves at least this fraction of the micro-batch's tokens."""
+"""Minimum fraction of a micro-batch's tokens that sharing prompts must save; otherwise, prompts are not shared."""
 
 NO_MASK = (1, 1, 1, 1)
-"""Shape of a dummy mask. Without a mask, ``transformers`` would search the positions for packed rows, making the host
-wait for the device."""
+"""Shape of a dummy mask. Without a mask, ``transformers`` would look for packed sequences in the position ids, which
+makes the host wait for the device."""
 
 _NOWHERE = torch.iinfo(torch.int64).max
 """Position assigned to masked keys."""
@@ -66,7 +66,7 @@ class Layout:
         return inputs
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Find the tokens that this worker has among ``tokens [n]``, which are indices into the N tokens.
+        """Find which of ``tokens [n]``, which are indices into the N tokens, are on this worker.
 
         Returns:
             Positions of these tokens among this worker's T tokens, and their indices in ``tokens``.
@@ -111,7 +111,7 @@ def padded_layout(batch: Batch) -> Layout:
 def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
     """Concatenate the episodes without padding.
 
-    If the tokens cannot be divided evenly among the workers of ``group``, a padding row is appended.
+    If the tokens cannot be divided evenly among the workers of ``group``, a padding sequence is appended.
     """
     num_tokens, size = len(batch.tokens), 1 if group is None else group.size()
     padding = -num_tokens % size
@@ -128,12 +128,12 @@ def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
-    """Return positions [B, S] that do not count padding, so that left padding does not shift a row's positions."""
+    """Return position ids [B, S] that do not count padding, so that left padding does not shift them."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 class Rows(NamedTuple):
-    """Cumulative lengths of packed rows, [rows + 1] int32, and their maximum lengths, for queries and for keys."""
+    """Cumulative lengths [rows + 1] int32 and maximum lengths of packed sequences, for queries and for keys."""
 
     queries: Tensor
     keys: Tensor
@@ -142,18 +142,18 @@ class Rows(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A group of rows of similar length."""
+    """A group of sequences of similar length."""
 
     rows: Tensor
-    """Row indices, [b] int64."""
+    """Sequence indices, [b] int64."""
     longest: int
-    """Number of tokens in the longest row."""
+    """Number of tokens in the longest sequence."""
 
 
 def blocks_by_length(lengths: Tensor) -> list[Block]:
-    """Sort rows of ``lengths [B]`` by descending length and group them into blocks that are at most half padding.
+    """Group sequences of ``lengths [B]``, sorted by descending length, into blocks with at most half padding.
 
-    A row less than half as long as the current block's first row starts a new block. Empty rows count as one token.
+    A sequence shorter than half of the first one in a block starts a new block. Empty sequences count as one token.
     """
     order, blocks = lengths.argsort(descending=True, stable=True), list[Block]()
     while len(order):
@@ -165,18 +165,18 @@ def blocks_by_length(lengths: Tensor) -> list[Block]:
 
 
 class SharedPrompts:
-    """Packed sequence of the distinct prompts followed by the responses in row order.
+    """Packed sequence of the distinct prompts followed by the responses in batch order.
 
     Properties are computed on the host on first use, sent to the device, and cached.
     """
 
     def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
-        """Compute the positions of all prompts, followed by all responses.
+        """Compute the positions of all prompts and responses in the packed sequence.
 
         Args:
             prompt_lengths: [G] int64 on the CPU, in tokens.
             response_lengths: [B] int64 on the CPU, in tokens.
-            prompt_of: [B] int64 on the CPU, prompt index of each row.
+            prompt_of: [B] int64 on the CPU, prompt index of each response.
         """
         self.prompt_lengths, self.response_lengths, self._prompt_of = prompt_lengths, response_lengths, prompt_of
         self.device = "cpu"
@@ -195,19 +195,18 @@ class SharedPrompts:
         self._of_responses = self._tokens(self.response_starts, self.longest_response)
 
     def on(self, device: str) -> Self:
-        """Return a copy on ``device``."""
         moved = type(self)(self.prompt_lengths, self.response_lengths, self._prompt_of)
         moved.device = device
         return moved
 
     @cached_property
     def _blocks(self) -> tuple[list[Block], list[Block]]:
-        """Blocks of prompts, and blocks of responses."""
+        """Blocks of prompts and blocks of responses."""
         return blocks_by_length(self.prompt_lengths), blocks_by_length(self.response_lengths)
 
     @cached_property
     def prompt_blocks(self) -> list[Tensor]:
-        """Token indices of each block's prompts, [g, P], arbitrary at padding; P is the block's maximum length."""
+        """Token indices [g, P] of the prompts in each block of maximum length P. Indices at padding are arbitrary."""
         return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property
@@ -240,7 +239,7 @@ class SharedPrompts:
         return to_device(places, self.device)
 
     def attention_masks(self, window: int | None) -> list[Tensor]:
-        """Return the mask of each block's responses, [b, 1, Q, P + Q] bool; ``window`` is None for full attention."""
+        """Return the mask of each response block, [b, 1, Q, P + Q] bool. ``window`` is None for full attention."""
         if window not in self._attention_masks:  # Layers with equal windows share the masks.
             self._attention_masks[window] = [self._attention_mask(block, window) for block in self._blocks[1]]
         return self._attention_masks[window]
@@ -257,7 +256,7 @@ class SharedPrompts:
 
     @cached_property
     def rows(self) -> Rows:
-        """Boundaries of all prompts, followed by those of all responses. Keys are in the order of :attr:`keys`."""
+        """Boundaries of all prompts and then of all responses. Keys are in the order of :attr:`keys`."""
         whole = self.prompt_lengths[self._prompt_of] + self.response_lengths
         most = max(self.longest_prompt, self.longest_response), max(self.longest_prompt, int(whole.max()))
         lengths = (torch.cat([self.prompt_lengths, rows]) for rows in (self.response_lengths, whole))
@@ -266,14 +265,14 @@ class SharedPrompts:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Token indices of the keys of each prompt, then of each response (its prompt and itself), concatenated."""
+        """Concatenated token indices of the keys of each prompt and then of each response, including its prompt."""
         tokens = torch.cat([self._of_prompts[self._prompt_of], self._of_responses], dim=1)
         mask = torch.cat([self._masks[0][self._prompt_of], self._masks[1]], dim=1)
         return to_device(torch.cat([self._of_prompts[self._masks[0]], tokens[mask]]), self.device)
 
 
 def _is_token(lengths: Tensor, longest: int) -> Tensor:
-    """Return the mask [N, longest] of rows with ``lengths [N]``, true at tokens and false at padding."""
+    """Return the token mask [N, longest] of sequences with ``lengths [N]``, which is false at padding."""
     return torch.arange(longest) < lengths[:, None]
 
 
@@ -293,15 +292,15 @@ def _prompts(batch: Batch) -> list[tuple[int, ...]]:
 
 
 def prompt_index(batch: Batch) -> Tensor:
-    """Return the prompt index of each row, [B] int64. Distinct prompts are numbered in order of first appearance."""
+    """Return the prompt index of each sequence, [B] int64. Prompts are numbered in order of first appearance."""
     index: dict[tuple[int, ...], int] = {}
     return torch.tensor([index.setdefault(prompt, len(index)) for prompt in _prompts(batch)], dtype=torch.int64)
 
 
 def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
-    """Concatenate the distinct prompts and all responses, and also return the fraction of tokens that sharing saves.
+    """Return the layout of the distinct prompts and all responses, and the fraction of tokens that sharing saves.
 
-    Rows must not be empty.
+    Sequences must not be empty.
     """
     is_response, prompts = batch.in_response, _prompts(batch)
     # 1. Sort the distinct prompts: gradients are summed in this order, which must not depend on the order of rows.

@@ -84,6 +84,6 @@ class Policy:
 
 
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
-    """Return the micro-batch limits with which the policy and the reference compute log-probabilities."""
+    """Return the micro-batch limits for computing log-probabilities with the policy and the reference model."""
     rows, max_tokens = config.log_prob_micro_batch_size_per_gpu, config.log_prob_max_token_len_per_gpu
     return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)

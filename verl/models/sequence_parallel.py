@@ -22,7 +22,7 @@ from verl.utils.distributed import collective_timeout
 def sequence_group(size: int) -> ProcessGroup | None:
     """Return this worker's group of ``size`` neighbouring ranks, or None if ``size`` is 1.
 
-    All workers must call this function together. All models use one group, since each communicator uses GPU memory.
+    All workers must call this function together. All models share this group, since each communicator uses GPU memory.
     """
     if size == 1:
         return None
@@ -51,8 +51,8 @@ def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
 def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
     """Gather each worker's [t, ...] into [T, ...] on all workers.
 
-    In the backward pass, each worker keeps its slice of the gradient, and nothing is reduced. All workers must
-    therefore compute the same loss from the result.
+    In the backward pass, each worker keeps its slice of the gradient without a reduction. All workers must therefore
+    compute the same loss from the result.
     """
     parts = [torch.empty_like(values) for _ in range(group.size())]
     dist.all_gather(parts, values.detach().contiguous(), group=group)

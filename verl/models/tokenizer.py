@@ -39,8 +39,7 @@ def load_tokenizer(
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a model uses the same token ids as the policy's ``tokenizer``. The model may have extra tokens.
 
-    Raises:
-        ConfigError: if a token's id differs or the largest id has no embedding. The message names ``field``.
+    Raises a ``ConfigError`` that names ``field`` if a token's id differs or the largest id has no embedding.
     """
     vocabulary = load_tokenizer(model.path, model.trust_remote_code, field, needs_chat_template=False).get_vocab()
     expected = tokenizer.get_vocab()
@@ -72,7 +71,7 @@ def reward_model_batch(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> tuple[Batch, float]:
-    """Return the tokenized conversations as a batch of responses, and the fraction that were truncated.
+    """Return the tokenized conversations as a batch of responses, and the fraction of truncated conversations.
 
     Args:
         prompts: the prompt of each response, as a list of ``{"role", "content"}`` messages.

@@ -1,1 +1,1 @@
-"""Implements the paper's method: rank metrics of hidden states, their dynamics, and rank shaping of advantages."""
+"""Rank metrics of hidden states, their dynamics, and rank shaping of advantages (arXiv 2509.23808)."""

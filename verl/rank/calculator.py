@@ -29,11 +29,11 @@ RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
 """Metrics that are rounded to ``calculator.metrics_dtype``."""
 
 PADDED_BYTES = 256 << 20
-"""Maximum size of a padded copy of hidden states in :meth:`RepresentationMetricsCalculator.measure`."""
+"""Maximum size in bytes of a padded copy of hidden states in :meth:`RepresentationMetricsCalculator.measure`."""
 
 VECTORS = 256
-"""Maximum number of float64 vectors, with one element per token, that are needed to measure a response: two copies of
-the pivots of all shifts, and a few vectors per function."""
+"""Upper bound on the number of float64 vectors, with one element per token, that measuring a response requires. These
+are two copies of the pivots of all shifts and a few vectors per function."""
 
 
 class RepresentationMetricsCalculator:
@@ -60,6 +60,9 @@ class RepresentationMetricsCalculator:
     ) -> dict[str, dict[str, Tensor]]:
         """Return metrics of every response and layer in the format of the paper's release.
 
+        Raises ``ValueError`` if the shapes do not match or the mask is not right-padded. With ``on_nonfinite=raise``,
+        NaN or infinity in a valid row also raises an error, which names the layer and the response.
+
         Args:
             hidden_states: Floating-point states ``[B, T, L, D]``; row j is the state from which token j was sampled.
             attention_mask: Right-padded mask ``[B, T]`` of 0 and 1 or of bools.
@@ -70,10 +73,6 @@ class RepresentationMetricsCalculator:
         Returns:
             Metrics as float64 ``[B]`` on the device of ``hidden_states``, by layer key ("1".."L" in capture order) and
             name. ``calculator.on_nonfinite`` determines the results for responses with NaN or infinity.
-
-        Raises:
-            ValueError: The shapes do not match, the mask is not right-padded, or a valid row contains NaN or infinity
-                with ``on_nonfinite=raise`` (the message names the layer and the response).
         """
         if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
             raise ValueError(
@@ -89,7 +88,7 @@ class RepresentationMetricsCalculator:
     def _measure(
         self, hidden_states: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        """Return the metrics ``[B]`` and prefix metrics ``[B, T]`` by name, for each layer of ``[B, T, L, D]``."""
+        """Return the metrics ``[B]`` and prefix metrics ``[B, T]`` by name, for each layer of ``hidden_states``."""
         metrics, by_prefix = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for layer in range(hidden_states.shape[2]):
             try:
@@ -102,7 +101,7 @@ class RepresentationMetricsCalculator:
         return metrics, by_prefix
 
     def measure(self, states: list[Tensor]) -> Batch:
-        """Measure complete responses of any length; the metrics of a response do not depend on the other responses.
+        """Measure complete responses of any length, each independently of the other responses.
 
         Args:
             states: Hidden states ``[T, L, D]`` of each response, with T at least 1; at least one response is required.
@@ -133,15 +132,13 @@ class RepresentationMetricsCalculator:
         return Batch.join(parts)
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
-        """Return metrics of ``mean_states [B, D]``, the matrix of each response's mean hidden state in one layer.
+        """Return metrics of ``mean_states [B, D]``, which are the mean hidden states of responses in one layer.
 
         ``compute_global_metrics`` adds "global/<name>" for the whole matrix. ``compute_cumulative_global_metrics`` adds
         "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of the responses in the given order,
-        ``diff_stride`` responses apart. If a state contains NaN or infinity, it is dropped with ``on_nonfinite=mask``,
-        and every metric is 0 with ``on_nonfinite=zero``.
-
-        Raises:
-            ValueError: The input is not a matrix, or a state contains NaN or infinity with ``on_nonfinite=raise``.
+        ``diff_stride`` responses apart. With ``on_nonfinite=mask``, states with NaN or infinity are dropped. With
+        ``on_nonfinite=zero``, any such state sets every metric to 0. Raises ``ValueError`` if the input is not a matrix
+        or, with ``on_nonfinite=raise``, contains NaN or infinity.
         """
         if mean_states.dim() != 2:
             raise ValueError(f"mean_states {tuple(mean_states.shape)}: expected [B, D]")
@@ -163,7 +160,7 @@ class RepresentationMetricsCalculator:
         return {key: float(metrics[name]) for key, name in wanted.items()}
 
     def _stored(self, name: str, values: Tensor) -> Tensor:
-        """Apply ``metrics_dtype`` and ``on_nonfinite=zero`` to one metric's ``values [B]``; return float64."""
+        """Apply ``metrics_dtype`` and ``on_nonfinite=zero`` to the ``values [B]`` of a metric and return float64."""
         if self.config.on_nonfinite == "zero":
             values = values.nan_to_num(nan=0.0)
         return self._rounded(name, values)
@@ -212,8 +209,8 @@ class RepresentationMetricsCalculator:
     def _courses(self, values: Mapping[str, Tensor], rows: Tensor, hidden: Tensor) -> dict[str, Tensor]:
         """Scatter prefix metrics ``[B, J]`` to the tokens of ``hidden [B, T, D]`` where the prefixes end.
 
-        ``rows [B, J]`` are 1-based prefix ends, or 0 for absent prefixes. Returns ``[B, T]`` per metric, with NaN at
-        all other tokens, or an empty dict without ``keep_prefixes``.
+        ``rows [B, J]`` are 1-based prefix ends, or 0 for absent prefixes. Returns ``[B, T]`` by metric, with NaN at all
+        other tokens. The result is empty without ``keep_prefixes``.
         """
         if not self.config.keep_prefixes:
             return {}
@@ -224,12 +221,12 @@ class RepresentationMetricsCalculator:
 
 
 def _mean(states: Tensor) -> Tensor:
-    """Return the float32 mean of ``[T, L, D]`` over rows, computed per layer to copy only one layer at a time."""
+    """Return the float32 mean of ``states [T, L, D]`` over tokens, copying only one layer at a time."""
     return torch.stack([states[:, layer].float().mean(dim=0) for layer in range(states.shape[1])])
 
 
 def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack each metric's per-layer tensors ``[B, ...]`` to ``[B, L, ...]``."""
+    """Stack the per-layer tensors ``[B, ...]`` of each metric into ``[B, L, ...]``."""
     return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
 
 
@@ -253,7 +250,7 @@ def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str,
 
 
 def reduce_states(states: list[Tensor], calculator: str) -> dict[str, Tensor]:
-    """Measure responses; this is the ``vllm_patches`` reducer that :func:`capture_options` configures.
+    """Measure responses. This is the ``vllm_patches`` reducer that :func:`capture_options` configures.
 
     Args:
         states: States ``[T, L, D]`` of each finished response.
@@ -270,7 +267,7 @@ def reduce_states(states: list[Tensor], calculator: str) -> dict[str, Tensor]:
 
 
 def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: str | CalculatorConfig) -> int:
-    """Return an upper bound in bytes on the memory needed to measure responses, in addition to their states.
+    """Return an upper bound in bytes on the memory needed to measure responses, excluding their hidden states.
 
     Layers are measured one at a time. The bound covers float64 matrices, a padded copy of several short responses, a
     float32 copy of one layer for its mean, and the metrics of each prefix.
@@ -309,7 +306,7 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
 
 
 def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:
-    """Left-align each response's first or last ``most`` valid rows, and return the rows and the number per response."""
+    """Keep the first or last ``most`` valid rows of each response, left-aligned, and return them with their counts."""
     if most is None or hidden.shape[1] <= most:
         return hidden, lengths
     if end == "start":
@@ -320,7 +317,7 @@ def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> t
 
 
 def _lengths(attention_mask: Tensor) -> Tensor:
-    """Count each response's valid rows, int64 ``[B]``; raise ``ValueError`` if the mask is not right-padded."""
+    """Count the valid tokens per response, int64 ``[B]``. Raises ``ValueError`` if the mask is not right-padded."""
     lengths = attention_mask.bool().sum(1)
     expected = torch.arange(attention_mask.shape[1], device=attention_mask.device) < lengths[:, None]
     wrong = (attention_mask != expected).any(1).nonzero()

@@ -20,10 +20,10 @@ _FUNCTIONALS = {
     "Traditional Rank": "traditional_rank",
     "Log Effective Rank": "effective_rank",
 }
-"""Spectral metric -> name in ``verl.spectral``; the log effective rank is derived from the effective rank."""
+"""Name of each spectral metric in ``verl.spectral``. The log effective rank is computed from the effective rank."""
 
 _CURVATURE_BYTES = 64 * 2**20
-"""Maximum size of the float64 states that :func:`curvature` processes at once."""
+"""Maximum size in bytes of the float64 states that :func:`curvature` processes at once."""
 
 
 def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
@@ -35,10 +35,9 @@ def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
 
 
 def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
-    """Return the row counts k_j = j * stride + extra of velocity prefixes, int64 ``[B, max J]``, padded with 0.
+    """Return the lengths k_j = j * stride + extra of the velocity prefixes, int64 ``[B, max J]``, padded with 0.
 
-    Raises:
-        ValueError: ``stride`` is less than 1.
+    Raises ``ValueError`` if ``stride`` is less than 1.
     """
     if stride < 1:
         raise ValueError(f"calculator.diff_stride={stride}: must be at least 1")
@@ -103,8 +102,8 @@ def _deltas(values: Tensor) -> Tensor:
 def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str = "raise") -> Tensor:
     """Return the mean angle in radians between consecutive steps Z[j+1] - Z[j], for the requested prefixes.
 
-    The arguments ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` match
-    :func:`verl.spectral.prefix_functionals`; the result is float64 ``[B, P]`` in [0, pi]. Angles at zero-length steps
+    The arguments ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` are the same as in
+    :func:`verl.spectral.prefix_functionals`. The result is float64 ``[B, P]`` in [0, pi]. Angles at zero-length steps
     are undefined and ignored. A prefix without defined angles, such as a prefix of fewer than 3 rows, has curvature 0.
 
     Raises:
@@ -157,10 +156,10 @@ def base_metrics(
     options: SpectralOptions,
     own: Mapping[str, SpectralMeasure] | None = None,
 ) -> dict[str, Tensor]:
-    """Compute metrics of prefixes; ``names`` may refer to ``BASE_METRICS`` or to the custom metrics in ``own``.
+    """Compute the metrics ``names`` of prefixes, from ``BASE_METRICS`` and the custom metrics in ``own``.
 
-    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> float64 ``[B, P]`` by name. Degenerate prefixes (0 or
-    1 rows, or all rows equal) have effective rank 1, log effective rank 0, entropy 0, rank 0 and curvature 0.
+    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> float64 ``[B, P]`` by name. Prefixes with fewer than 2
+    rows or only equal rows have effective rank 1. Their log effective rank, entropy, rank and curvature are 0.
 
     Raises:
         ValueError: See :func:`verl.spectral.prefix_functionals`.

@@ -21,10 +21,9 @@ SAMPLE = SpectrumBatch(torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 0.0]], dtype=to
 
 
 def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
-    """Load and test the functions at ``paths``; return them keyed by ``CalculatorConfig.own_names``.
+    """Load and test the functions at ``paths`` and return them keyed by ``CalculatorConfig.own_names``.
 
-    Raises:
-        ConfigError: A function cannot be loaded, or does not return a finite number for each spectrum.
+    Raises ``ConfigError`` if a function cannot be loaded, or does not return a finite number for each spectrum.
     """
     measures: dict[str, SpectralMeasure] = {}
     for path in paths:

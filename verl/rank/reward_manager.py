@@ -1,11 +1,11 @@
 """Reward manager that computes the auxiliary signal Phi from a batch's rank metrics (arXiv 2509.23808).
 
 Shapes: B responses, R padded response tokens. The state consists of moving averages over training steps: a baseline mu
-per layer and indicator, and the mean score. These averages change only in ``update``, at the end of each training step,
-and when a state is loaded, so validation uses the baselines from training.
+per layer and indicator, and the mean score. The averages change only in ``update``, at the end of each training step,
+and when a state is loaded. Validation therefore uses the baselines from training.
 
-With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and lag by one step:
-``update`` moves the baselines towards the means of the previous update's batch, which are stored for this purpose.
+With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and lag by one step.
+``update`` then moves the baselines towards the stored means of the previous update's batch.
 """
 
 import math
@@ -46,18 +46,16 @@ class RewardManager:
     def compute_phi(self, rank_metrics: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the auxiliary signal Phi of every response and scalars to log, without changing the state.
 
-        Phi is computed relative to the baselines of previous steps, or to the batch mean in the first step, when there
-        are no baselines. A NaN or infinite metric does not contribute to its response's signal. Phi is always 0 if
-        ``computes_phi`` is false, and in the first step if ``baseline_start=zero``.
+        Phi is computed relative to the baselines of previous steps. In the first step, when there are no baselines, the
+        batch mean is used instead. A NaN or infinite metric does not contribute to its response's signal. Phi is always
+        0 if ``computes_phi`` is false. With ``baseline_start=zero``, Phi is 0 in the first step. Raises ``ValueError``
+        if there are no layers, or if an indicator or the guide is missing; the message lists the available metrics.
 
         Args:
             rank_metrics: ``Batch.rank_metrics``, ``[B, L]`` by name, including all ``indicator_names`` and the guide.
 
         Returns:
             Phi as float64 ``[B]``, averaged over layers, and scalars under ``reward_manager/``.
-
-        Raises:
-            ValueError: There are no layers, or an indicator or the guide is missing (the message lists available ones).
         """
         layers = self._indicators(rank_metrics)
         scale = self.config.aux_reward_global_weight * self._fade()
@@ -96,7 +94,7 @@ class RewardManager:
         ``reward_manager/shaped_mean_change`` the mean absolute change over all response tokens.
         ``reward_manager/shaped_relative_change`` is the mean absolute change of the changed tokens divided by their
         mean absolute advantage, and is omitted if no advantage changed. Without ``add_adv``, the advantages are
-        returned unchanged with no metrics.
+        returned unchanged, without metrics.
         """
         if not self.config.add_adv:
             return advantages, {}
@@ -118,8 +116,8 @@ class RewardManager:
         """Move the baselines towards this batch: mu <- (1 - a) mu + a * batch mean; the first batch sets mu.
 
         With ``baseline_start=zero``, the baselines move towards the previous update's batch instead. The first update
-        then changes nothing, and later updates move the score average towards the given scores. Without
-        ``computes_phi``, this is a no-op.
+        then changes no average, and later updates move the score average towards ``scores``. If ``computes_phi`` is
+        false, nothing changes.
 
         ``scores [B]`` are the verifiers' scores; for ``rank_metrics`` see :meth:`compute_phi`. NaN and infinite values
         are excluded from the means. If no value is finite, the average is unchanged.
@@ -151,8 +149,8 @@ class RewardManager:
     def baselines(self) -> dict[str, float]:
         """Baselines of the first layer by indicator, omitting indicators without a baseline.
 
-        After :meth:`update`, they apply to the next step. :meth:`compute_phi` logs the current step's baselines of
-        every layer.
+        After :meth:`update`, these baselines apply to the next step. :meth:`compute_phi` logs the current step's
+        baselines of every layer.
         """
         known = next(iter(self._baselines.values()), {})
         baselines = {name: known.get(name, self._start) for name in self.config.followed_names}
@@ -168,7 +166,7 @@ class RewardManager:
         return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of :meth:`state_dict`; metrics without a saved baseline start a new baseline.
+        """Restore the output of :meth:`state_dict`. Metrics without a saved baseline start a new one.
 
         Raises:
             ValueError: The state is malformed (the message names the malformed part). The manager is left unchanged.
@@ -217,7 +215,7 @@ class RewardManager:
         return phi, metrics
 
     def _indicators(self, rank_metrics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return each layer's indicator and guidance metrics in float64; raise ``ValueError`` if one is missing."""
+        """Return each layer's indicator and guidance metrics in float64. Raises ``ValueError`` if one is missing."""
         if not rank_metrics:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
         for name in self.config.followed_names:
@@ -255,7 +253,7 @@ def _finite_mean(values: Tensor) -> float | None:
 
 
 def _checked_means(means: object, where: str) -> Means:
-    """Copy ``means``; raise a ``ValueError`` that names the first value that is not a number."""
+    """Return a copy of ``means``. Raises a ``ValueError`` that names the first value that is not a finite number."""
     if not isinstance(means, Mapping):
         raise ValueError(f"reward manager state: {where}={means!r}: expected a mapping of layers")
     checked: Means = {}

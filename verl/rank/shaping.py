@@ -46,7 +46,7 @@ def last_token_mask(response_mask: Tensor) -> Tensor:
 
 
 def shaped_advantages(advantages: Tensor, response_mask: Tensor, phi: Tensor, kappa: float, placement: str) -> Tensor:
-    """Return advantages A = A0 + min(relu(Phi), |A0| / kappa), changing every response token or only the last one.
+    """Add the bonus min(relu(Phi), |A0| / kappa) to the advantages A0 of all response tokens or of the last one.
 
     The bonus is never negative and, since kappa >= 1, never flips the sign of an advantage.
 

@@ -12,11 +12,11 @@ def shuffle_within_groups(batch: Batch, seed: int, step: int, except_for: Collec
     """Permute ``rank/`` columns [B, L] and ``mean_states`` [B, L, D] within groups, in place.
 
     All columns are permuted in the same way. The permutation is determined by the run's seed, the step, and the
-    positions of each group's rows in the batch. On average, one of the n rows of a group stays in place.
+    positions of each group's responses in the batch. On average, one response per group keeps its values.
 
     Args:
         batch: Batch with ``group`` [B].
-        except_for: Names of columns to leave as they are.
+        except_for: Names of columns to leave unchanged.
     """
     shuffled = torch.from_numpy(np.random.default_rng([seed, step]).permutation(len(batch)))
     rows = torch.empty_like(shuffled)

@@ -1,9 +1,9 @@
-"""Computes rank metrics of the stacked responses to one prompt without storing the stack, and how far states move.
+"""Computes the motion of hidden states, and rank metrics of stacked responses to a prompt without storing the stack.
 
-Rows arrive one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
+Rows are added one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
 the same centred scatter matrix S_k. For Helmert contrasts z_i (``Chunk.contrasts`` in :mod:`verl.spectral.responses`),
 S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far yields D rows R with R^T R = S_k, and later rows
-only add terms. No squares are formed, so the results equal those of the whole stack up to float64 rounding.
+only add terms to S_k. S_k is never computed, so results equal those of the whole stack up to float64 rounding.
 
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """
@@ -66,8 +66,7 @@ class StackedResponses:
     def metrics(self) -> dict[str, Tensor]:
         """Return metrics of the stack so far, float64 ``[L]`` by name, with velocity and acceleration if configured.
 
-        Raises:
-            ValueError: No response has been added.
+        Raises ``ValueError`` if no response has been added.
         """
         if self._rows == 0:
             raise ValueError("a stack of no responses has no metrics")
@@ -113,8 +112,8 @@ def _rows_of(contrasts: Tensor) -> Tensor:
 def state_motion(states: Tensor) -> dict[str, Tensor]:
     """Return the speed and dispersion of every prefix of ``states [T, D]``, float64 ``[T]`` by name.
 
-    The speed of a prefix of k states is the mean distance of consecutive states, or 0 for a single one; its dispersion
-    is sqrt(1/k sum_{i<=k} |x_i - mean_k|^2), where the sum is the trace of S_k and thus a sum of squared contrasts.
+    The speed of a prefix of k states is the mean distance of consecutive states, or 0 for a single state. The
+    dispersion is sqrt(1/k sum_{i<=k} |x_i - mean_k|^2), where the sum is the trace of S_k, a sum of squared contrasts.
     """
     rows = states.detach().double()
     counts = torch.arange(1, len(rows) + 1, dtype=rows.dtype, device=rows.device)
@@ -126,7 +125,7 @@ def state_motion(states: Tensor) -> dict[str, Tensor]:
 
 
 def mean_state_distances(mean_states: Tensor) -> dict[str, float]:
-    """Return distances between the mean states ``[n, D]`` of a prompt's responses, named as in the release.
+    """Return distances between the mean states ``[n, D]`` of a prompt's responses, keyed as in the paper's release.
 
     ``pairwise_euclidean_dist`` and ``pairwise_cosine_sim`` are means over pairs, or NaN for a single response;
     ``dist_to_center`` is the mean distance to the centroid.

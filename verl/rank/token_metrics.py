@@ -20,7 +20,7 @@ def fill_token_metrics(batch: Batch, names: Sequence[str]) -> None:
     """Add the token metrics ``names`` to a batch's rank metrics, with equal values in every layer.
 
     If ``calculator.on_nonfinite`` masks a response in a layer with NaN, its token metrics in that layer are masked too.
-    Probability metrics use ``logprobs`` and ``entropy`` of the policy's own forward pass (``calculator.needs_policy``).
+    Probability metrics use ``logprobs`` and ``entropy`` from the policy's forward pass (``calculator.needs_policy``).
     """
     if not names:
         return
@@ -41,7 +41,7 @@ def _load(path: str) -> UserFunction:
 
 
 def _user_metric(path: str, batch: Batch) -> Tensor:
-    """Return the custom metric of each response as float64; a per-token result ``[B, R]`` is averaged."""
+    """Return the custom metric of each response as float64, averaging a per-token result ``[B, R]`` over tokens."""
     function, shape = _load(path), (len(batch), batch.width)
     returned = function(batch)
     check_tensor(function.where, returned, shape, shape[:1])
@@ -69,9 +69,9 @@ def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def frequency_entropy(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Return the entropy in nats of each response's token frequencies, for ``tokens`` and ``mask [B, R]`` -> ``[B]``.
+    """Return the entropy ``[B]`` in nats of each response's token frequencies, for ``tokens`` and ``mask [B, R]``.
 
-    This equals the mean over tokens of -log(share of that token in the response).
+    The entropy equals the mean over tokens of -log(frequency of the token in the response).
     """
     entropies = []
     for row, kept in zip(tokens, mask.bool(), strict=True):

@@ -1,4 +1,4 @@
-"""Computes rank metrics of conversations, over all tokens that the policy sampled and for each policy turn.
+"""Computes rank metrics of conversations, both over all sampled tokens and for each policy turn.
 
 Shapes: B conversations, K measured turns, L captured layers, D hidden width.
 """

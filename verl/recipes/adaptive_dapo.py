@@ -7,8 +7,8 @@ As in the authors' code, the next generation batch in a step contains at least
 prompts, where ``missing`` is the number of informative groups still needed, ``ratio`` is the lowest fraction of
 informative groups in any step that filled its batch, and ``part`` is the lowest fraction in any generation batch of
 this step. Both fractions start at 1. We assume that a group is informative if some but not all of its responses are
-correct (``algorithm.filter_groups.metric=acc``). A generation batch contains at most ``data.gen_batch_size`` prompts;
-unused candidates are skipped until the next epoch.
+correct (``algorithm.filter_groups.metric=acc``). A generation batch contains at most ``data.gen_batch_size`` prompts.
+Unused candidates are skipped until the next epoch.
 """
 
 import math
@@ -32,7 +32,7 @@ class AdaptiveBatches(Saving):
         self.part, self.kept, self.generated = 1.0, 0, 0
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose as many of the first candidates as the step is expected to need."""
+        """Choose the first candidates, as many as the step is expected to need."""
         share = min(self.ratio, self.part)
         missing = self.config.data.train_batch_size - self.kept
         return candidates[: math.ceil(missing / share)] if share else candidates

@@ -11,7 +11,7 @@ from verl.method import Method, ReplayBuffer
 
 
 class Saving(Method):
-    """Method that saves the attributes named in ``saved`` in checkpoints: JSON values, tensors and replay buffers."""
+    """Method whose checkpoints contain the attributes listed in ``saved``: JSON values, tensors and replay buffers."""
 
     saved: tuple[str, ...]
 
@@ -37,7 +37,7 @@ CITIES = ("Bonn", "Cairo", "Lima", "Oslo", "Paris", "Quito", "Rome", "Seoul", "T
 
 
 def hint(solution: str, share: float) -> str:
-    """Return the leading fraction ``share`` of a solution's characters."""
+    """Return the beginning of a solution, with the fraction ``share`` of its characters."""
     return solution[: round(len(solution) * share)]
 
 
@@ -57,7 +57,7 @@ def with_hint(method: Method, record: PromptRecord, share: float, solution_key: 
 
 
 def task_row(data_source: str, question: str, ground_truth: Any, **extra_info: Any) -> dict[str, Any]:
-    """Return a row for a data file."""
+    """Return a task as a row of a data file."""
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": question}],
@@ -67,7 +67,7 @@ def task_row(data_source: str, question: str, ground_truth: Any, **extra_info: A
 
 
 def write_task(what: str, make_rows: Callable[[int, int], list[dict[str, Any]]]) -> None:
-    """Run the command line that writes ``train.jsonl`` and ``test.jsonl`` with rows from ``make_rows(count, seed)``."""
+    """Run a command-line tool that writes ``train.jsonl`` and ``test.jsonl`` with ``make_rows(count, seed)``."""
     parser = argparse.ArgumentParser(description=f"{what}: train.jsonl and test.jsonl.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=2000, help="training prompts (2000)")

@@ -35,7 +35,7 @@ def targeted_entropy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute PPO's clipped surrogate per token plus ``coef |H - target|``, where H is the mean entropy in nats.
 
-    We assume that the mini-batch's mean entropy before the step determines the sign of H - target, so that the sign
+    We assume that the mini-batch's mean entropy before the step determines the sign of H - target. The sign therefore
     does not depend on micro-batches, workers, or earlier updates in the step. The loss omits the constant ``target``.
 
     Args:
@@ -52,10 +52,10 @@ def targeted_entropy_loss(
 class Recovering(Saving):
     """Recent Sample Recovery (algorithm 1): carry surplus informative groups over to the next step's batch.
 
-    As in the paper, the update treats these groups as samples of the current policy, without importance weights. We
+    As in the paper, the update treats surplus groups as samples of the current policy, without importance weights. We
     assume that each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``) that is
-    larger than the training batch. If this batch and the surplus do not fill a training batch, the step learns from
-    fewer groups; the paper samples more. The surplus, of up to two training batches, is saved in checkpoints.
+    larger than the training batch. If this batch and the surplus do not fill a training batch, the step trains on fewer
+    groups, whereas the paper samples more. Checkpoints contain the surplus, which is at most two training batches.
     """
 
     saved = ("surplus",)

@@ -2,7 +2,7 @@
 
 From k * m candidates, choose the m prompts that had the lowest fraction of correct responses when last sampled. We
 assume that prompts not sampled before have mean difficulty, so the choice is nearly arbitrary in the first epoch. The
-authors instead narrow a small set down to its hardest prompts in phases. Start this stage from the model trained in the
+authors instead reduce a small set to its hardest prompts in phases. Start this stage from the model trained in the
 first stage: GRPO on prompts of all difficulties with 8 responses each (``experiment=grpo rollout.n=8``).
 """
 

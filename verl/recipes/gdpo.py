@@ -27,12 +27,12 @@ def gdpo(batch: Batch, weights: Mapping[str, float]) -> Tensor:
     """Return GDPO's advantages, [B] float64.
 
     If a function returns None for a response, its reward adds nothing to the advantage and is excluded from the mean. A
-    reward that only one response in the group receives also adds nothing. Standard deviations are unbiased.
+    reward that is defined for only one response in the group also adds nothing. Standard deviations are unbiased.
 
     Args:
         weights: Weight of each reward, by the name of its function.
 
-    Raises ``ConfigError`` if no weight differs from 0, or a name is that of no function and of no response's reward.
+    Raises ``ConfigError`` if all weights are 0, or if a name belongs to neither a function nor a response's reward.
     """
     if not any(weights.values()):
         raise ConfigError(

@@ -73,7 +73,7 @@ def command_in(text: str) -> str:
 
 
 Outcome = tuple[str, dict[str, str], dict[str, str]]
-"""Output of the last command, and the hashes of all files by path before the first and after the last command."""
+"""Output of the last command, and file hashes by path before the first command and after the last command."""
 
 
 def run(setup: str, commands: list[str]) -> Outcome | None:

@@ -5,11 +5,11 @@
 LASER has one target length L. LASER-D has one target for each difficulty band, defined by the fraction of correct
 responses to the prompt: hard up to 1/3, medium up to 2/3, and easy above. Let coverage(L) be the fraction of a band's
 responses with at most L tokens. The target is the smallest L on a grid with floor(c coverage(L)) >= 1, so that at least
-one of c correct responses is expected to be complete, where c is int(2n/3) for easy, int(n/3) for medium and 1 for hard
+one of c correct responses is expected to be complete. Here, c is int(2n/3) for easy, int(n/3) for medium and 1 for hard
 prompts with n responses. If c = 0, as for medium prompts with n = 2, the target is the maximum length. As in the
 paper's code, the grid is 1/8, 3/16, 1/4, ..., 1 times the maximum length.
 
-LASER-DE also gives an exploration reward of 0.5 to wrong, complete, non-repetitive responses above their target.
+LASER-DE also gives an exploration reward of 0.5 to wrong but complete and non-repetitive responses above their target.
 
 We assume that LASER's L is half of the maximum length. The paper computes LASER-D's targets on a monitoring set; we
 compute them from the training responses of the last ``every`` steps. Before the first update, and for bands without
@@ -97,7 +97,7 @@ def band_of(accuracy: float) -> str:
 
 
 def target_length(lengths: list[int], c: int, longest: int) -> int | None:
-    """Return the smallest grid length that at least 1 in ``c`` responses does not exceed; None without responses."""
+    """Return the smallest grid length that fits at least 1 in ``c`` responses, or None if there are no responses."""
     if not lengths:
         return None
     for sixteenths in range(2, 17):
@@ -110,10 +110,10 @@ def target_length(lengths: list[int], c: int, longest: int) -> int | None:
 def repeats(tokens: Sequence[int]) -> bool:
     """Return whether a response repeats itself, following LASER-DE's code (github.com/hkust-nlp/Laser).
 
-    A response repeats itself if an n-gram occurs at least m times, twice within a third of the response's length. It
-    also repeats itself if it has at least 4n tokens and a 2n-gram occurs twice. Here, n is 2 below 30 tokens, 3 below
-    100, and 4 otherwise; m is 2 below 200 tokens and 3 otherwise. If n > 2, the first rule ignores n-grams of one
-    repeated token. Responses of up to 8 tokens are never repetitive.
+    A response is repetitive if an n-gram occurs at least m times, twice within a third of the response's length. A
+    response is also repetitive if it has at least 4n tokens and a 2n-gram occurs twice. The value of n is 2 below 30
+    tokens, 3 below 100, and 4 otherwise; m is 2 below 200 tokens and 3 otherwise. If n > 2, the first rule ignores
+    n-grams of one repeated token. Responses of up to 8 tokens are never repetitive.
     """
     length = len(tokens)
     if length <= 8:

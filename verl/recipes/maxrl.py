@@ -2,9 +2,9 @@
 
     A = (r - mean_group r) / (mean_group r + 1e-6)
 
-For rewards of 1 and 0 and a prompt with success rate p, correct responses have A = (1 - p) / p and wrong responses have
-A = -1, so hard prompts have more weight than in GRPO. The formula follows the authors' code. Prompts without a correct
-response do not contribute to the gradient. Unlike in the code, groups of one response do not contribute either.
+If rewards are 1 and 0, correct responses to a prompt with success rate p have A = (1 - p) / p and wrong responses have
+A = -1. Hard prompts therefore have more weight than in GRPO. The formula follows the authors' code. Prompts without a
+correct response do not contribute to the gradient. Groups of one response do not contribute either, unlike in the code.
 """
 
 from torch import Tensor

@@ -8,7 +8,7 @@ so it has no effect on estimators that divide by the group's standard deviation.
 
 Forward: weight the score function of each response by w = p1 if r = 1 and w = p1 - 1 if r = 0. The mean of w is
 p1 (1 - p1) + (p1 - 1) p1 = 0 given r* = 1, and -(1 - p0 - p1) given r* = 0. Since the score function has mean 0, the
-expected gradient is (1 - p0 - p1) times the gradient for r*, for any p0. This requires that there is no baseline.
+expected gradient is (1 - p0 - p1) times the gradient for r*, for any p0. This requires that no baseline is used.
 
 Appeals: during the run, a second, better verifier rechecks some of the negatives to estimate p1 for the forward
 correction. Since only an outline is public, we assume that all P positives are correct. If u of m rechecked negatives
@@ -34,7 +34,7 @@ from verl.rewards.pool import VerifierPool
 
 
 class Backward(Method):
-    """Backward correction, used in place of the reward model's scores and the overlong penalty."""
+    """Backward correction, which replaces the reward model's scores and the overlong penalty."""
 
     def __init__(self, false_positive: float, false_negative: float) -> None:
         if not (0 <= false_positive and 0 <= false_negative and false_positive + false_negative < 1):
@@ -75,7 +75,7 @@ class Appeals(Saving):
             )
         self.verifier, self.share, self.memory = verifier, share, 0.5 ** (1 / half_life)
         self.failed, self.passed = 0.0, 0.0
-        """Decayed counts of correct responses that the verifier failed (estimated) and passed, saved in checkpoints."""
+        """Saved decaying counts of correct responses that the verifier rejected (estimated) and accepted."""
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Update the estimate of p1 and return the rewards unchanged."""

@@ -1,8 +1,8 @@
 """PCL (arXiv 2510.01135): a value model trained alongside the policy selects prompts of intermediate difficulty.
 
-From k * m candidates, sample the m prompts with the smallest |V - 1/2|. Then fit V to their accuracy with one gradient
-step on the squared error. We assume that V is a logistic regression on ``num_features`` hashed tokens and token pairs,
-which is cheaper but less accurate than the paper's language model.
+From k * m candidates, sample the m prompts with the smallest |V - 1/2|. After sampling, fit V to the prompts' accuracy
+with one gradient step on the squared error. We assume that V is a logistic regression on ``num_features`` hashed tokens
+and token pairs, which is cheaper but less accurate than the paper's language model.
 """
 
 import math

@@ -3,12 +3,12 @@
     h_i = P (s_i - mean_group s),    bonus_i = h_i^T (lambda I + sum_group h_j h_j^T)^-1 h_i,    r + beta bonus
 
 s_i is the D-dimensional hidden state of the last layer, averaged over the response's tokens. P is a sparse random
-projection to ``dim`` dimensions, redrawn in each step. An entry is 0 with probability 1 - 1 / sqrt D, and otherwise
-sqrt(sqrt D / dim) with a random sign. Groups without a correct response get no bonus. The authors' recipe in veRL uses
-this form (``reward_type=leverage``) with lambda = 0.01, beta = 0.01, and dim = 32 for MATH and GSM8K.
+projection to ``dim`` dimensions, redrawn in each step. Each entry of P is 0 with probability 1 - 1 / sqrt D, and
+otherwise sqrt(sqrt D / dim) with a random sign. Groups without a correct response get no bonus. The authors' recipe in
+veRL uses this form (``reward_type=leverage``) with lambda = 0.01, beta = 0.01, and dim = 32 for MATH and GSM8K.
 
 The authors use the states of the frozen initial model at the positions of the response's tokens. This recipe uses the
-policy's states from which the tokens were sampled (``mean_states``, the last of ``calculator.layers``). A response
+policy's states from which the tokens were sampled, in the last of ``calculator.layers`` (``mean_states``). A response
 whose state is not finite gets no bonus.
 """
 
@@ -22,7 +22,7 @@ from verl.method import Method
 
 
 class RepExp(Method):
-    """RepExp with weight ``beta``, regularisation ``lam`` (lambda) above 0, and ``dim`` projected dimensions."""
+    """Method that adds the RepExp bonus with weight ``beta``, lambda ``lam`` > 0, and ``dim`` projected dimensions."""
 
     def __init__(self, beta: float = 0.01, lam: float = 0.01, dim: int = 32) -> None:
         if not (lam > 0 and dim >= 1):

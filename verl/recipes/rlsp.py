@@ -2,7 +2,7 @@
 
     reward = alpha * (1 if correct else 0) + (1 - alpha) * (1 - gamma^length)
 
-The paper rewards exploration in both correct and wrong responses. A reward for more steps before the answer suffices.
+The paper rewards exploration in both correct and wrong responses. Rewarding more steps before the answer is enough.
 Because we could not read the exact formula, we assume that the reward grows with the number of tokens and saturates,
 and that alpha is 0.8. Truncated responses earn no exploration reward; otherwise, the best policy would never stop.
 """

@@ -1,7 +1,7 @@
 """RoRecomp (arXiv 2509.25958): learn from short correct and long incorrect responses first, and from others later.
 
 Only the abstract was available, so the details are assumed. From each group, the priority batch contains the correct
-responses of at most their median length and the incorrect responses of at least their median length. The other
+responses that are no longer than their median and the incorrect responses that are no shorter than theirs. The other
 responses are buffered. Every ``period`` steps, the oldest buffered groups are added to the batch as a compensation
 batch. Advantages always use whole groups.
 """
@@ -15,7 +15,7 @@ from verl.recipes.common import Saving
 
 
 class ShortFirst(Saving):
-    """Method that recomposes batches and buffers whole groups, in which ``learned`` marks responses not used yet."""
+    """Method that recomposes batches and buffers whole groups, whose ``learned`` column marks unused responses."""
 
     saved = ("buffer",)
 
@@ -41,7 +41,7 @@ def with_learned(batch: Batch, learned: Tensor) -> Batch:
 
 
 def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
-    """Return the rows of the oldest groups: at most ``most`` responses, up to ``room`` of them with ``learned`` set."""
+    """Return the indices of the oldest groups, up to ``most`` responses, of which ``room`` may have ``learned`` set."""
     ids, index = held.group.unique(return_inverse=True)
     learned = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, held.learned.long()).cumsum(0)
     sizes = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, torch.ones_like(index)).cumsum(0)

@@ -1,7 +1,7 @@
 """ROVER (arXiv 2509.24981): learn from the action values of the uniformly random policy.
 
 In a token tree with rewards at its leaves, the action values Q of the uniformly random policy reveal which branches
-lead to correct answers, and their Bellman equation has no maximum. Q is represented by the log-ratio of the policy to
+lead to correct answers. The Bellman equation of Q has no maximum. Q is represented by the log-ratio of the policy to
 the policy before the update: Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
 """
 
@@ -32,7 +32,7 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
 def next_sampled(values: Tensor, mask: Tensor) -> Tensor:
     """Return the ``values`` [B, R] at the next token in ``mask`` [B, R] bool after each position, or 0 after the last.
 
-    This skips the environment's tokens between the turns of a conversation.
+    Tokens of the environment between the turns of a conversation are skipped.
     """
     size = mask.shape[1]
     positions = torch.where(mask, torch.arange(size, device=mask.device), size)

@@ -1,7 +1,7 @@
 """Rubric anchors (arXiv 2508.12790): combine the scores of several rubrics into one reward.
 
-The paper scores a response by K rubrics with weights w_k and names four ways to combine scores besides their weighted
-mean. We could not read their formulas, so we assume the simplest formula for each:
+The paper scores a response by K rubrics with weights w_k and mentions four ways to combine scores in addition to the
+weighted mean. We could not read their formulas, so we assume the simplest formula for each:
 
 - saturation: the part of a score above its knee t is halved, s <- min(s, t) + max(0, s - t) / 2;
 - interaction: each pair of rubrics adds v s_i s_j, which rewards satisfying both;
@@ -10,8 +10,8 @@ mean. We could not read their formulas, so we assume the simplest formula for ea
 
     reward = (0 if vetoed else ((sum_k w_k s_k + sum_ij v_ij s_i s_j) / (sum_k w_k + sum_ij v_ij)))^p
 
-Scores are in [0, 1]. Every verifier provides ``correct``, ``boxed`` and ``finished`` (not truncated); functions in
-``reward_score.custom_functions`` can return additional named scores, such as the scores of an LLM judge.
+Scores are in [0, 1]. Every verifier provides ``correct``, ``boxed`` and ``finished`` (not truncated). Functions in
+``reward_score.custom_functions`` can return additional scores, such as those of an LLM judge.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,14 +1,14 @@
 """SEELE (arXiv 2509.06923): adjust hints so that the policy solves each prompt about half of the time.
 
-Each prompt is sampled in several rounds with different fractions of its solution as a hint; the responses from all
+Each prompt is sampled in several rounds with different fractions of its solution as a hint. The responses from all
 rounds form one group. From the third round on, the three-parameter logistic curve from item response theory is fitted
 to the accuracy of the previous rounds,
 
     f(share) = c + (1 - c) / (1 + exp(-a (share - b)))
 
-and the next share is chosen so that f = 0.5, or set to 0 if the policy does not need a hint.
+and the next share is chosen so that f = 0.5. If the policy does not need a hint, the share is 0.
 
-Since only an outline is public, we assume that the first round has no hint, and that the second round shows half of the
+Only an outline is public. We assume that the first round has no hint and that the second round shows half of the
 solution if less than half of the first responses were correct. The curve is fitted by least squares on a grid, with a
 from 1 to 64 and both b and c from 0 to 1. Hints use GHPO's template. The loss for training on hints is not implemented.
 """

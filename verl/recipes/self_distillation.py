@@ -6,7 +6,7 @@ SDPO (arXiv 2601.20802) minimises this loss, where x is the question, y a sample
 
 The feedback f is a correct response from the same group, text from the verifier, or both. Policy and teacher are the
 same model, so set ``teacher.model.path=policy`` and ``teacher.loss=reverse_kl``. The teacher may be regularised as a
-moving average of the policy (``teacher.update_rate``). The wording of the prompts is our own.
+moving average of the policy (``teacher.update_rate``). We chose the wording of the prompts.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ def with_feedback(
 
 
 def with_answer(record: PromptRecord) -> list[dict[str, Any]]:
-    """Return a prompt with the question and its ground truth, or ``extra_info["solution"]`` if the file has one.
+    """Return a prompt with the question and ``extra_info["solution"]``, or the ground truth if there is no solution.
 
-    Raises ``ValueError`` if the record has neither.
+    Raises ``ValueError`` if the record has neither a solution nor a ground truth.
     """
     known = record.extra_info.get("solution") or record.ground_truth
     if known is None:

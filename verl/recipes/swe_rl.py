@@ -12,9 +12,9 @@ A response contains a thought in a ``<think>`` tag and edits in a ``<solution>``
     ```
 
 As in the authors' code, the response's unified diff of each file is compared to the reference diff by the ratio of
-``difflib.SequenceMatcher``, which is 0 if only one of the diffs exists. The reward is the mean ratio over the files in
-either diff, or -1 if the format is wrong, a search text is not found, or a block changes nothing. The ground truth is
-``{"before": {path: text}, "after": {path: text}}``.
+``difflib.SequenceMatcher``. The ratio is 0 if only one of the diffs exists. The reward is the mean ratio over the files
+in either diff, or -1 if the format is wrong, a search text is not found, or a block changes nothing. The ground truth
+is ``{"before": {path: text}, "after": {path: text}}``.
 
 ``python -m verl.recipes.swe_rl FOLDER`` writes a small task.
 """

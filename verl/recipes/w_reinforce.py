@@ -15,6 +15,6 @@ from verl.batch import Batch
 
 
 def weighted(batch: Batch, positive: float, negative: float) -> Tensor:
-    """Return advantages of ``positive`` for correct and -``negative`` for wrong responses, [B]."""
+    """Return the advantages, [B]: ``positive`` for correct responses and -``negative`` for wrong responses."""
     weights = torch.tensor([-negative, positive], dtype=torch.float64)
     return weights[batch.correct.long()]

@@ -1,8 +1,8 @@
 """Verifier that tests programs in a sandbox (``verl.utils.sandbox``) without access to the expected results.
 
 For tests on standard input, the program runs once per test and its output is compared in this process. Assertions run
-in a sandbox that does not contain the program. Names that the program defines are replaced by proxies, which forward
-calls, attributes and items to a second sandbox that contains the program but no tests and replies with values of
+in a sandbox that does not contain the program. Names that the program defines are replaced by proxies. They forward
+calls, attributes and items to a second sandbox, which contains the program but no tests and replies with values of
 built-in types. The program sees the arguments of its calls, but never the expected results.
 """
 
@@ -25,17 +25,17 @@ SECONDS = 4.0
 """Time limit of a program in seconds, per test on standard input or for all calls together."""
 
 FLOAT_TOLERANCE = 1e-6
-"""Relative and absolute tolerance for numbers whose expected output contains a decimal point."""
+"""Relative and absolute tolerance for numbers that are written with a decimal point in the expected output."""
 
 REASONS = {"timeout": "timeout", "memory": "memory"}
-"""Maps how a failed program ended to the reason in the verdict, which is ``different`` for all other endings."""
+"""Verdict reasons for programs that exceed a limit. All other failures have the reason ``different``."""
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*+([\w+.-]*+)[^\n]*+\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "py", "python3")
 
 
 class Tests(NamedTuple):
-    """Tests that a ground truth contains."""
+    """Tests from a ground truth."""
 
     pipes: list[tuple[str, str]]
     """Standard input and expected output of each test."""
@@ -50,9 +50,9 @@ class Tests(NamedTuple):
 def verify_code(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify the program in a response's last fenced block. If ``quick`` is set, return None instead of running it.
+    """Verify the program in the last fenced block. If ``quick`` is set, return None instead of running the program.
 
-    In the verdict, ``boxed`` states whether there is a block, and ``share`` is the fraction of tests that pass. Testing
+    In the verdict, ``boxed`` states whether there is a program, and ``share`` is the fraction of passed tests. Testing
     stops when the program exceeds its time or memory limit. ``extra_info`` is unused.
 
     Raises ``ValueError`` for a ground truth without tests.
@@ -184,8 +184,8 @@ while request := requests.readline():
     print(answer(request), file=answers, flush=True)
 os._exit(0)
 '''
-"""Server in the program's sandbox; lines that set ``PROGRAM`` and the file descriptors ``READ`` and ``WRITE`` are
-prepended. Like programming contest websites, it provides common imports."""
+"""Source of the server in the program's sandbox. Lines that set ``PROGRAM`` and the file descriptors ``READ`` and
+``WRITE`` are prepended. The server provides common imports, as programming contest websites do."""
 
 CLIENT = '''
 import ast, builtins, json, os, sys
@@ -269,7 +269,7 @@ for source, names in tests:
         pass
 print(f"\\n{passed}")
 '''
-"""Program in the sandbox of the tests. It reads tests as JSON and prints the number of passed tests last."""
+"""Source of the program that runs tests. It reads tests as JSON and finally prints the number of passed tests."""
 
 
 def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:
@@ -293,8 +293,8 @@ def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:
 def read_tests(truth: Any) -> Tests:
     """Read the tests from a ground truth, which may be JSON text.
 
-    Valid formats are ``{"tests": [...]}``, whose elements are assertions as text, ``{"input": ..., "output": ...}`` or
-    ``[input, output]``, and veRL's ``{"inputs": [...], "outputs": [...]}``, where ``fn_name`` names a function to test.
+    Valid formats are ``{"tests": [...]}`` and veRL's ``{"inputs": [...], "outputs": [...]}`` with an optional function
+    name ``fn_name``. A test is text with assertions, ``{"input": ..., "output": ...}`` or ``[input, output]``.
 
     Raises ``ValueError`` for any other format.
     """
@@ -365,7 +365,7 @@ def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[
 
 
 def _call(function: str, arguments: Any, expected: Any) -> str:
-    """Return a test that calls a function or a method of ``class Solution``; text arguments contain JSON lines."""
+    """Return a test that calls a function or a method of ``class Solution``. Text arguments contain JSON lines."""
     if not function.isidentifier():
         raise ValueError(f"fn_name={function!r} must be the name of a function")
     arguments = [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments

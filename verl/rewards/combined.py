@@ -9,19 +9,19 @@ from verl.config.judge import JUDGE
 from verl.verifiers.verdict import Verdict
 
 CORRECT_KEYS = ("correctness", "acc")
-"""Keys that mark a response as correct, in order of precedence; the first is from the paper's release."""
+"""Result keys that state whether a response is correct, by precedence. The first key is from the paper's release."""
 
 INAPPLICABLE = Verdict(False, False, "inapplicable")
-"""Verdict of a function that returned None, because it does not apply to the response."""
+"""Verdict of a function that returned None because it does not apply to the response."""
 
 
 def add_verdicts(parts: Sequence[tuple[float, str]], verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict of a sum, whose parts have these weights and import paths, empty for the rest of a sum.
+    """Return the verdict of a weighted sum of ``parts``, given as weights and import paths (empty for a partial sum).
 
-    A function that does not apply adds nothing; other weights stay as they are. The result has the score of each
-    function under its name, and their extra values. The response is correct if the first verifier, or function with
-    ``acc``, says so or, without one, if the first that applies gives a score above 0. A judge decides only alone. If
-    none applies, the result is ``INAPPLICABLE``.
+    A function that does not apply adds nothing and changes no weights. The extra values are each function's score,
+    under its name, and the functions' extra values. The first applicable verifier or function with ``acc`` decides
+    whether the response is correct. Without one, the response is correct if the first applicable function's score is
+    above 0. A judge decides only if no other function applies. If none applies, the result is ``INAPPLICABLE``.
     """
     score, scores, extras, deciding, rank = 0.0, dict[str, float](), dict[str, Any](), INAPPLICABLE, -1
     for (weight, path), name, verdict in zip(parts, summand_names(parts), verdicts, strict=True):
@@ -40,14 +40,14 @@ def add_verdicts(parts: Sequence[tuple[float, str]], verdicts: Sequence[Verdict]
 
 
 def _states(verdict: Verdict) -> bool:
-    """Return whether a verifier, or a function by a key of its own, says if the response is correct."""
+    """Return whether the verdict is from a verifier, or from a custom function that returned a key such as ``acc``."""
     return verdict.stated or verdict.reason != "custom"
 
 
 def summand_names(parts: Sequence[tuple[float, str]]) -> list[str]:
-    """Return a name for each function: its own or, if that is a key of results or not the only one, with its module's.
+    """Return the name of each function, prefixed with its module if the name is reserved or not unique.
 
-    The name ``judge`` is kept for the judge. Names that are still equal are numbered.
+    The name ``judge`` is reserved for the judge. Names that are still not unique are numbered.
     """
     paths = [path for _, path in parts]
     own = [path.rpartition(":")[2] for path in paths]

@@ -1,10 +1,10 @@
 """Custom reward functions, listed as ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
 
 A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)`` and is called with these
-keyword arguments and ``reward_score.custom_kwargs``. Further parameters receive the entries of ``extra_info``, or the
-data columns, with the same names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``, and extra
-values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of the response
-and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
+keyword arguments and ``reward_score.custom_kwargs``. Additional parameters receive the entries of ``extra_info``, or
+the data columns, with the same names. A function returns a number, a bool, or a dict with ``score``, optionally
+``acc``, and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain
+parts of the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")
 FIELD = "reward_score.custom_functions"
 
 CUSTOM_KWARGS: dict[str, Any] = {}
-"""Keyword arguments for all functions (``reward_score.custom_kwargs``), set by ``use_custom_functions``. An entry under
-the path of a function has the arguments of this function instead."""
+"""Keyword arguments for all functions (``reward_score.custom_kwargs``), set by ``use_custom_functions``. An entry whose
+key is a function's path contains that function's arguments instead."""
 
 MAX_EXTRAS = 32
-"""Maximum number of keys per response; additional keys are dropped."""
+"""Maximum number of extra values per response; additional values are dropped."""
 
 MAX_KEY_CHARS = 64
-"""Maximum length of a key; longer keys are truncated."""
+"""Maximum length in characters of an extra value's key; longer keys are truncated."""
 
 MAX_CHARS = 4000
-"""Maximum total length of a response's values as JSON. Strings beyond the limit are truncated, and other values are
-replaced by their type names."""
+"""Maximum total length in characters of a response's extra values as JSON. Strings beyond the limit are truncated, and
+other values are replaced by their type names."""
 
 MAX_CONTAINERS = 256
-"""Maximum number of lists and mappings in a value; larger values are replaced by their type names."""
+"""Maximum number of lists and mappings in an extra value; larger values are replaced by their type names."""
 
 MAX_LOGGED_KEYS = 32
 """Maximum number of keys whose statistics are logged; the most frequent keys are chosen."""
@@ -58,17 +58,17 @@ class CustomFunctionError(ConfigError):
 
 
 class MissingColumns(ConfigError):
-    """Error for a custom function with a parameter that has no default and no column."""
+    """Error for a custom function with a required parameter for which there is no column."""
 
 
 def keywords_of(path: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keyword arguments in ``kwargs``, which is like ``CUSTOM_KWARGS``, for the function ``path``."""
+    """Return the keyword arguments for the function ``path`` from ``kwargs``, in the format of ``CUSTOM_KWARGS``."""
     own: Mapping[str, Any] | None = kwargs.get(path)
     return {name: value for name, value in kwargs.items() if ":" not in name} if own is None else own
 
 
 def check_function(path: str, kwargs: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if a function, or one of a sum, cannot be loaded or does not accept its arguments."""
+    """Raise ``ConfigError`` if any function in ``path`` cannot be loaded or does not accept its arguments."""
     for _, part in summands(path):
         load_function(part, tuple(keywords_of(part, kwargs)))
 
@@ -90,24 +90,24 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
 
 @cache
 def further_parameters(path: str) -> tuple[str, ...]:
-    """Return the names of the parameters of a function, or of a sum, in addition to ``ARGUMENTS``, in order."""
+    """Return the parameter names of all functions in ``path``, except ``ARGUMENTS``, in order."""
     named = dict.fromkeys(name for _, part in summands(path) for name in _parameters(part))
     return tuple(name for name in named if name not in ARGUMENTS)
 
 
 @cache
 def _parameters(path: str) -> dict[str, bool]:
-    """Return the parameters that can be given by name, in order, and whether they have no default."""
+    """Return the names of parameters that accept keyword arguments, in order, and whether each is required."""
     parameters = inspect.signature(load_function(path)).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in kinds}
 
 
 def custom_verdict(path: str, *arguments: Any, is_part: bool = False) -> Verdict:
-    """Return the verdict of the custom function ``path``, or of a sum of several, called with ``ARGUMENTS``.
+    """Return the verdict of the custom function or weighted sum ``path``, called with ``ARGUMENTS``.
 
-    The function receives the whole response, including thoughts, and the ground truth from the data file. A coroutine
-    is run to its end. A function that ``is_part`` of a sum may return None, which gives ``INAPPLICABLE``.
+    The function receives the whole response, including thoughts, and the ground truth from the data file. Coroutines
+    are run to completion. If ``is_part`` is set, the function may return None, which gives ``INAPPLICABLE``.
 
     If the function fails, raises a one-line ``CustomFunctionError`` with the function, data source, error and its
     location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.
@@ -139,7 +139,7 @@ def none_applies(data_source: str, parts: Sequence[tuple[float, str]]) -> Custom
 
 
 def is_async(path: str) -> bool:
-    """Return whether the custom function ``path``, or one of a sum, is a coroutine function."""
+    """Return whether any custom function in ``path`` is a coroutine function."""
     return any(inspect.iscoroutinefunction(load_function(part)) for _, part in summands(path))
 
 
@@ -159,7 +159,7 @@ def _called(path: str, arguments: Sequence[Any]) -> Any:
 
 @contextmanager
 def _named(path: str, arguments: Sequence[Any], what: str = "") -> Iterator[None]:
-    """Raise any error of the block as a ``CustomFunctionError`` that names the function and the data source."""
+    """Convert errors inside the block to a ``CustomFunctionError`` that names the function and the data source."""
     where = f"{FIELD}: {path} on data_source={arguments[0]!r}"
     try:
         yield
@@ -174,7 +174,7 @@ def _named(path: str, arguments: Sequence[Any], what: str = "") -> Iterator[None
 
 
 def verdict_of(path: str, arguments: Sequence[Any], result: Any, is_part: bool) -> Verdict:
-    """Return the verdict that the ``result`` of the function ``path`` means; see :func:`custom_verdict`."""
+    """Convert the ``result`` of the function ``path`` to a verdict; see :func:`custom_verdict`."""
     if result is None and is_part:
         return INAPPLICABLE
     kept = f"returned a value that cannot be kept{_location(load_function(path))}: reading it "
@@ -191,7 +191,7 @@ def _location(function: Callable[..., Any]) -> str:
 
 
 def _read_result(result: Any) -> tuple[float, bool, dict[str, Any]]:
-    """Return the score, correctness and extra values. Raises ``CustomFunctionError`` for an invalid result."""
+    """Return the score, correctness and extra values in ``result``. Raises ``CustomFunctionError`` if it is invalid."""
     whole = "a finite number, a bool, or a dict with 'score'"
     if not isinstance(result, Mapping):
         score = _number(result, "", whole)
@@ -248,14 +248,14 @@ PARTIAL = {
     "to say which responses are (docs/rewards.md)",
     "environment": "environments lie between 0 and 1, and all count as right, as those above 0 do",
 }
-"""End of the note about partial scores, by the reason of a verdict."""
+"""End of the note about partial scores, by verdict reason."""
 
 
 def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
-    """Return a note if most scores are between 0 and 1 and all of these responses count as correct.
+    """Return a note if most scores are between 0 and 1 and all responses with such scores count as correct.
 
-    This happens if a function returns a partial score without ``acc``, such as the 0.01 that some tasks give any
-    response, or an environment a partial reward. The result is empty otherwise.
+    This happens if a function returns a partial score without ``acc``, such as 0.01 for any response, or if an
+    environment returns a partial reward. Otherwise, the returned note is empty.
     """
     for reason, end in PARTIAL.items():
         alike = [verdict for verdict in verdicts if verdict.reason == reason]
@@ -268,8 +268,8 @@ def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return statistics of the numbers and bools that custom functions returned.
 
-    The statistics are the mean and count of finite values, ``reward_extra/<key>/{mean,count}``, and the count of NaN
-    and infinite values if there are any, ``reward_extra/<key>/nonfinite``.
+    ``reward_extra/<key>/{mean,count}`` are the mean and count of finite values. ``reward_extra/<key>/nonfinite`` is the
+    count of NaN and infinite values, if there are any.
     """
     values: dict[str, list[float]] = {}
     for extra in extras:

@@ -1,9 +1,9 @@
-"""A reward function that asks a language model for a verdict.
+"""Reward function that asks a language model for a verdict.
 
-``reward_score.judge`` gives it its options; it is also a custom function,
+The options are in ``reward_score.judge``. The judge can also be used as a custom function,
 ``reward_score.custom_functions=["my_set=verl.rewards.judge:judge"]``, with options in ``reward_score.custom_kwargs``.
-Its calls wait together, are repeated and are remembered as :mod:`verl.rewards.services` says. A model in the run gets
-the same prompts (:func:`judge_prompts`), and its answers are read in the same way (:func:`read_answers`).
+Calls run concurrently, are retried and are cached by :mod:`verl.rewards.services`. A judge model inside the run gets
+the same prompts (:func:`judge_prompts`), and its answers are parsed in the same way (:func:`read_answers`).
 """
 
 import hashlib
@@ -48,16 +48,16 @@ OVERALL = "How good is the response? 1 is right and complete, 0 is wrong or miss
 BETTER = "Which response is better, the first or the second? Their order means nothing. Say tie if neither is."
 
 CHOICES = {"first": 1.0, "second": 0.0, "tie": 0.5}
-"""Answer to a comparison -> score of the first response."""
+"""Score of the first response for each answer to a comparison."""
 
 MAX_REASON = 1000
 """Maximum length of a stored reason in characters."""
 
 MAX_OBJECTS = 100
-"""Maximum number of places in an answer at which a JSON object is looked for."""
+"""Maximum number of positions in an answer at which JSON parsing is attempted."""
 
 _OBJECT = re.compile(r'\{\s*"')
-"""Beginning of a JSON object, unlike most braces in prose and LaTeX."""
+"""Pattern of the start of a JSON object, which few braces in prose and LaTeX match."""
 
 
 class JudgeError(Exception):
@@ -84,10 +84,10 @@ async def judge(
     rubric: Sequence[Any] | None = None,
     other_response: str | None = None,
 ) -> dict[str, Any]:
-    """Return the judge's score of a response in [0, 1], ``acc``, and the reason of its first vote.
+    """Return the judge's score of a response in [0, 1], ``acc``, and the reason from the first vote.
 
     If the record has a ``rubric`` in a column or in ``extra_info`` (:func:`verl.config.judge.read_rubric`), the judge
-    decides which criteria are met. The score is then the sum of the weights of these criteria divided by the sum of all
+    decides which criteria are met. The score is then the total weight of these criteria divided by the sum of all
     positive weights, clipped to [0, 1].
 
     Args:
@@ -96,16 +96,16 @@ async def judge(
         instructions: Prompt with the fields ``mark``, ``question``, ``response``, ``reference``, ``criteria``, ``key``
             and ``form``, or None for ``INSTRUCTIONS``.
         threshold: Lowest score of a correct response.
-        votes: Number of answers to average, which are asked for one after another; above 1, the temperature should be
-            above 0.
-        api_key_variable: Environment variable with the key, which appears in no message.
-        one_by_one: Whether to ask for each criterion by itself.
-        prompt, question: Text or messages of the task: a record's column of either name.
-        other_response: Response to compare with, in both orders. The score is then 1, 0 or, for a tie or if the orders
-            disagree, 0.5; ``orders_agree`` says whether they do.
+        votes: Number of answers to average, requested one after another. With more than one vote, the temperature
+            should be above 0.
+        api_key_variable: Environment variable with the API key, which appears in no message.
+        one_by_one: Whether to ask about each criterion separately.
+        prompt, question: Text or messages of the task, from the record's column with either name.
+        other_response: Response to compare with, in both orders. The score of a vote is then 1, 0, or 0.5 for a tie or
+            if the orders disagree. ``orders_agree`` is the fraction of votes in which they agree.
 
     Raises:
-        JudgeError: If an answer holds no verdict.
+        JudgeError: If an answer contains no verdict.
         ServerError: If the service answers with an error.
         ValueError: If the record's rubric is malformed.
     """
@@ -141,7 +141,7 @@ async def judge(
 def judge_prompts(
     instructions: str | None, response: str, truth: Any, record: Mapping[str, Any], one_by_one: bool = False
 ) -> list[str]:
-    """Return the prompts of one vote: both orders of a comparison, one per criterion, or a single one."""
+    """Return the prompts for one vote: one per order of a comparison, one per criterion, or a single prompt."""
     prompt, other, criteria = record.get("prompt"), record.get("other_response"), _criteria(record)
     task = _text(prompt if prompt is not None else record.get("question"))
     if other is not None:
@@ -154,10 +154,9 @@ def judge_prompts(
 def read_answers(
     by_vote: Sequence[Sequence[str]], record: Mapping[str, Any], one_by_one: bool, threshold: float
 ) -> dict[str, Any]:
-    """Return the score in [0, 1], ``acc`` and the reason, from the answers to :func:`judge_prompts` of each vote.
+    """Return the score in [0, 1], ``acc`` and the reason, parsed from each vote's answers to :func:`judge_prompts`.
 
-    Raises:
-        JudgeError: If an answer holds no verdict.
+    Raises ``JudgeError`` if an answer contains no verdict.
     """
     criteria, is_pair = _criteria(record), record.get("other_response") is not None
     scores, agreed, reasons = [], [], []
@@ -183,7 +182,7 @@ def judge_prompt(
 ) -> str:
     """Return the judge's prompt.
 
-    The mark around the response is a digest of it, so that no response can contain its own mark.
+    The mark that delimits the texts is a digest of them, so that a response cannot contain its own mark.
     """
     texts = "\0".join([question, response, *([] if other is None else [other])])
     mark = hashlib.blake2b(texts.encode(errors="surrogatepass"), digest_size=8).hexdigest()
@@ -210,7 +209,7 @@ def judge_prompt(
 
 
 def verdict_schema(num_criteria: int, is_pair: bool = False) -> dict[str, Any]:
-    """Return the form of an answer: a reason, and which response is better, which criteria are met, or a score."""
+    """Return the JSON schema of an answer: a reason, and the better response, the criteria that are met, or a score."""
     name, verdict = "score", dict[str, Any](type="number", minimum=0, maximum=1)
     if is_pair:
         name, verdict = "better", {"type": "string", "enum": [*CHOICES]}
@@ -234,7 +233,7 @@ def _text_of(url: str, answer: Any) -> str:
 
 
 def read_verdict(answer: str, criteria: Sequence[Any]) -> tuple[float, str]:
-    """Return the score in [0, 1] and the reason of a judge's answer. Raises ``JudgeError`` if it holds no verdict."""
+    """Parse the score in [0, 1] and the reason from a judge's answer. Raises ``JudgeError`` if there is no verdict."""
     if criteria:
         met, reason = read_met(answer, len(criteria))
         return rubric_score(criteria, met), reason
@@ -245,7 +244,7 @@ def read_verdict(answer: str, criteria: Sequence[Any]) -> tuple[float, str]:
 
 
 def read_met(answer: str, num_criteria: int) -> tuple[list[bool], str]:
-    """Return which criteria are met, and the reason. Raises ``JudgeError`` if the answer does not say so of all."""
+    """Parse which criteria are met, and the reason. Raises ``JudgeError`` if the answer does not cover all criteria."""
     met, reason = _parsed(answer, "met")
     if not isinstance(met, list) or len(met) != num_criteria or not all(isinstance(entry, bool) for entry in met):
         raise JudgeError(f"the judge's list is {met!r:.100}; it must hold {num_criteria} times true or false")
@@ -253,7 +252,7 @@ def read_met(answer: str, num_criteria: int) -> tuple[list[bool], str]:
 
 
 def read_choice(answer: str) -> tuple[float, str]:
-    """Return the score of the first response of a pair, and the reason. Raises ``JudgeError`` if there is none."""
+    """Parse the score of the first response in a pair, and the reason. Raises ``JudgeError`` if there is no verdict."""
     choice, reason = _parsed(answer, "better")
     if not isinstance(choice, str) or choice not in CHOICES:
         raise JudgeError(f"the judge's choice is {choice!r:.100}; it must be {', '.join(CHOICES)}")
@@ -261,9 +260,9 @@ def read_choice(answer: str) -> tuple[float, str]:
 
 
 def _parsed(answer: str, key: str) -> tuple[Any, str]:
-    """Return the entry ``key`` and the reason of the JSON object with this key; thoughts and text are ignored.
+    """Return the value of ``key`` and the reason from the JSON object with this key, ignoring thoughts and text.
 
-    Objects that differ, of which one may be quoted from a response, are no verdict.
+    Raises ``JudgeError`` if there is no such object, or if several disagree (one may be quoted from a response).
     """
     # An answer that is just the object may speak of thoughts in its reason.
     text = answer if _OBJECT.match(answer.lstrip()) else after_thinking(answer)
@@ -283,7 +282,7 @@ def _parsed(answer: str, key: str) -> tuple[Any, str]:
 
 
 def rubric_score(criteria: Sequence[Any], met: Sequence[bool]) -> float:
-    """Return the weight of the criteria that are met over the sum of the positive weights, in [0, 1]."""
+    """Return the total weight of the criteria met divided by the sum of positive weights, clipped to [0, 1]."""
     weights = [read_criterion(entry)[1] for entry in criteria]
     total = sum(weight for weight in weights if weight > 0)
     reached = sum(weight for weight, is_met in zip(weights, met, strict=True) if is_met)
@@ -295,9 +294,9 @@ def _criteria(record: Mapping[str, Any]) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """Return a string unchanged, the messages of a chat by role, or the JSON of any other value.
+    """Return a string unchanged, a chat as one paragraph per message, or any other value as JSON.
 
-    A single message of a user is its content alone.
+    A chat that consists of a single user message becomes its content, without the role.
     """
     if isinstance(value, str):
         return value
@@ -309,7 +308,7 @@ def _text(value: Any) -> str:
 
 
 def _content(content: Any) -> str:
-    """Return the text of a message, whose content may be a list of parts; others than texts appear by their type."""
+    """Return the text of a message's content. In a list of parts, parts without text are replaced by their type."""
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part if isinstance(part, Mapping) else {"text": part} for part in content]
         return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)

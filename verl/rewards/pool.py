@@ -27,7 +27,7 @@ from verl.verifiers.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 ANSWERS = "reward_answers.sqlite"
-"""File in a run's folder that stores the answers of custom functions that wait for services."""
+"""File in a run's folder that caches the results of custom functions that are coroutines."""
 
 CHUNK_SIZE = 32
 """Number of responses per message in the quick pass."""
@@ -36,7 +36,7 @@ WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
 """Example scored at startup, so that imports and sympy's cold caches do not count towards the first time limit."""
 
 PendingVerdicts = Future[list[Verdict]]
-"""Future verdicts on a submitted batch, with scores, in the order of the responses.
+"""Future of the scored verdicts on a submitted batch, in the order of the responses.
 
 ``result`` re-raises a verifier's exception and raises ``RuntimeError`` if the pool was closed.
 """
@@ -49,10 +49,10 @@ class VerifierPool(KillablePool):
     ``timeout``, ``memory`` or ``crash``; other responses are not affected. ``memory_limit_mb`` is relative to the
     process size after imports. Any other exception from a verifier indicates a bug and is raised.
 
-    ``config.custom_functions`` take precedence over verifiers. If they fail in one of these ways, the response scores 0
-    and their child processes are killed. With ``on_function_error=zero``, responses for which they raise an exception
-    also score 0, with the reason ``error``, and the first exception is logged. Raises ``ConfigError`` if a function
-    cannot be loaded. A pool is thread-safe; batches are scored one at a time.
+    ``config.custom_functions`` take precedence over verifiers. If a custom function fails in one of these ways, the
+    response scores 0 and the function's child processes are killed. With ``on_function_error=zero``, a response also
+    scores 0 if the function raises an exception, the first of which is logged; the reason is ``error``. Raises
+    ``ConfigError`` if a function cannot be loaded. A pool is thread-safe; batches are scored one at a time.
     """
 
     def __init__(self, config: RewardScoreConfig, busy_cores: int = 1, folder: Path | None = None) -> None:
@@ -70,7 +70,7 @@ class VerifierPool(KillablePool):
         options = config.async_functions
         self._cache = folder / ANSWERS if folder is not None and options.cache else None
         self._services: KillablePool | None = None
-        """Process that waits for services, or None if no custom function is a coroutine."""
+        """Process that runs custom coroutine functions, or None if there are none."""
         # A model in the run judges in its engine.
         paths = {part for path in self._custom.values() for _, part in summands(path)}
         if any(map(is_async, paths - {JUDGE} if config.judge.is_in_run else paths)):
@@ -168,12 +168,12 @@ class VerifierPool(KillablePool):
             self._services.close()
 
     def submit_judgements(self, jobs: Sequence[Job]) -> PendingVerdicts:
-        """Start asking the judge at ``reward_score.judge.base_url`` what :meth:`submit_batch` left out."""
+        """Start the calls to the judge at ``reward_score.judge.base_url`` that :meth:`submit_batch` skipped."""
         self.check_open()
         return self.submit(self._ask_services, list(jobs))
 
     def _score(self, jobs: list[Job], parts: list[list[tuple[float, str]] | None]) -> list[Verdict]:
-        """Return a verdict per response, of the next job or of a sum of as many as ``parts`` has for the response."""
+        """Return one verdict per response, which is a sum over the response's jobs if it has ``parts``."""
         verdicts = self._score_jobs(jobs)
         totals, end = list[Verdict](), 0
         for summed in parts:
@@ -189,7 +189,7 @@ class VerifierPool(KillablePool):
         return totals
 
     def _score_jobs(self, jobs: list[Job]) -> list[Verdict]:
-        """Return the verdicts on ``jobs``, computing synchronous ones first and then awaiting coroutines."""
+        """Return the verdicts on ``jobs``, running synchronous functions first and then coroutines."""
         waiting = [index for index, job in enumerate(jobs) if job.scorer.is_custom and is_async(job.scorer.path)]
         if not waiting:
             return self._score_here(jobs)
@@ -199,10 +199,10 @@ class VerifierPool(KillablePool):
         return [verdicts[index] for index in range(len(jobs))]
 
     def _scored_apart(self, scorer: Scorer) -> list[tuple[float, str]] | None:
-        """Return the weights and paths of a sum whose functions do not run in one process, or None for one that does.
+        """Return the weights and paths of a sum whose functions cannot all run in one process; otherwise, return None.
 
-        A coroutine waits in the event loop, which other functions would hold up, and verifiers have a quick pass. A
-        judge that waits for sampling or for the group is left out; its verdict is added later.
+        Coroutines run in an event loop, which other functions would block, and verifiers have a quick pass. A judge
+        that waits for sampling or for the group is excluded, and its verdict is added later.
         """
         if not (scorer.is_custom and is_sum(scorer.path)):
             return None
@@ -241,9 +241,9 @@ class VerifierPool(KillablePool):
         return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def failure(self, error: BaseException, job: Job, tolerated: bool = False) -> Verdict:
-        """Return the verdict if the response caused its verifier to fail with ``error``; otherwise, raise it.
+        """Return the verdict if the response caused its verifier to fail with ``error``; otherwise, raise the error.
 
-        An error of a custom function is raised with ``on_function_error=fail``, unless it is ``tolerated``.
+        With ``on_function_error=fail``, errors of custom functions are raised, unless ``tolerated`` is set.
         """
         reason = failure_reason(error)
         if isinstance(error, CustomFunctionError) and (tolerated or self.config.on_function_error == "zero"):
@@ -268,5 +268,5 @@ def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> 
 
 
 def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
-    """Return quick verdicts, with None for responses that need more time; runs in a verifier process."""
+    """Return quick verdicts, or None for responses that need more time. Runs in a verifier process."""
     return [job.verdict(quick=True) for job in jobs]

@@ -50,9 +50,9 @@ def _path(module: str) -> str:
 VERIFIERS = {source: _path(module) for module, (sources, _) in FAMILIES.items() for source in sources.split()}
 """Verifier of each ``data_source``, or of each prefix ending in ``*``, as ``module:function``.
 
-Verifiers are lazily imported, because some need sympy. They are called with ``(solution, ground_truth, extra_info,
-quick)``, where ``solution`` is the response after its thoughts, and return a :class:`Verdict`. With ``quick=True``,
-which the pool tries first, they return None if verification could take more than about a millisecond."""
+Verifiers are lazily imported, because some need sympy. A verifier is called with ``(solution, ground_truth, extra_info,
+quick)``, where ``solution`` is the response after its thoughts, and returns a :class:`Verdict`. With ``quick=True``,
+which the pool tries first, it returns None if verification could take more than about a millisecond."""
 
 TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
 """Function for each verifier that converts a ground truth to a list of accepted answers, each of which can be passed to
@@ -65,11 +65,11 @@ WITH_THOUGHTS = (_path("deepseek_r1"), _path("rlla"))
 """Verifiers that receive the whole response, because they also check the format of its thoughts."""
 
 ZERO_IF_FAILED = (_path("reasoning_gym"),)
-"""Verifiers that score 0, whatever the mode, if a response exceeds their limits."""
+"""Verifiers that score 0 in every mode if a response exceeds their limits."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
-"""Custom reward functions as ``module:function``, by ``data_source`` or ``*`` for all data sources. They take
-precedence over verifiers. Set by ``use_custom_functions``."""
+"""Custom reward functions as ``module:function``, by ``data_source`` or ``*`` for all data sources. These functions
+take precedence over verifiers. Set by ``use_custom_functions``."""
 
 GROUND_TRUTH = "reward_model.ground_truth"
 """Field that contains the answer in veRL's records."""
@@ -103,19 +103,19 @@ class Scorer(NamedTuple):
     is_custom: bool
 
     def part(self, path: str, data_source: str) -> "Scorer":
-        """Return the scorer of one function of this sum."""
+        """Return the scorer for one function in this weighted sum."""
         family = _family(data_source) if path == VERIFIER else None
         return Scorer(path, is_custom=True) if family is None else Scorer(VERIFIERS[family], is_custom=False)
 
     def accepted(self, ground_truth: Any) -> list[Any]:
-        """Return the accepted answers for a ground truth. Raises ``ValueError`` if it is invalid for the verifier."""
+        """Return the accepted answers for a ground truth. Raises ``ValueError`` if the verifier rejects it."""
         if self.is_custom or isinstance(ground_truth, str) or self.path not in TRUTH_READERS:
             return [ground_truth]
         return TRUTH_READERS[self.path](ground_truth)
 
 
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
-    """Return the custom function or verifier for ``data_source``. Raises ``ConfigError`` if there is neither."""
+    """Return the custom function or verifier for ``data_source``. Raises ``ConfigError`` for an unknown data source."""
     for name in (data_source, "*"):
         if name in custom:
             return Scorer(custom[name], is_custom=True)
@@ -134,9 +134,9 @@ def _family(data_source: str) -> str | None:
 def verifier(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Return the verifier's result for a data source, 1 or 0, or None if it has none.
+    """Return the verifier's result, with a score of 1 or 0, or None if the data source has no verifier.
 
-    As part of a sum that :class:`verl.rewards.pool.VerifierPool` scores, its score is that of ``reward_score.mode``.
+    In a sum that is scored by :class:`verl.rewards.pool.VerifierPool`, the score depends on ``reward_score.mode``.
     """
     if _family(data_source) is None:
         return None
@@ -155,13 +155,13 @@ def can_score(data_source: str, ground_truth: Any) -> bool:
 
 
 def rewards_boxes(data_source: str) -> bool:
-    """Return whether a scorer for ``data_source``, or one of a sum, expects answers in ``\\boxed{}``."""
+    """Return whether any scorer for ``data_source`` expects answers in ``\\boxed{}``."""
     scorer = find_scorer(data_source)
     return any(scorer.part(path, data_source).path in BOXED for _, path in summands(scorer.path))
 
 
 def adds_judge() -> bool:
-    """Return whether the judge is one of the functions that are added for any data source."""
+    """Return whether the judge is part of a weighted sum for any data source."""
     sums = [path for path in CUSTOM_FUNCTIONS.values() if is_sum(path)]
     return any(part == JUDGE for path in sums for _, part in summands(path))
 
@@ -177,13 +177,13 @@ class Job(NamedTuple):
     takes_hashes: bool = False
     """Whether an answer after ``####`` counts as boxed, because the prompt asks for this format."""
     is_part: bool = False
-    """Whether the custom function is part of a sum, in which it may return None."""
+    """Whether the custom function is part of a sum and may therefore return None."""
 
     def verdict(self, quick: bool = False) -> Verdict | None:
         """Return the verdict, or None if ``quick`` is set and verification could take a long time.
 
-        Custom functions may take arbitrarily long, so they have no quick verdict. With several accepted answers, the
-        response must match one; the verdict is None if no comparison succeeds and some are undecided.
+        Custom functions may take arbitrarily long, so they have no quick verdict. If there are several accepted
+        answers, the response must match one. The verdict is None if no comparison succeeds and some are undecided.
 
         Raises ``CustomFunctionError`` if a custom function fails, or ``TypeError`` if a verifier wrongly returns None.
         """
@@ -207,7 +207,7 @@ class Job(NamedTuple):
 def judge_job(
     data_source: str, response: str, truth: Any, extra_info: Mapping[str, Any], other: str | None = None
 ) -> Job:
-    """Return the call of the judge on a response, or on its comparison with an ``other`` one."""
+    """Return a job in which the judge scores a response or compares it with ``other``."""
     info = {**extra_info, "other_response": other}
     return Job(Scorer(JUDGE, is_custom=True), data_source, response, truth, info, is_part=True)
 
@@ -221,7 +221,7 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score a response in this process, without the time and memory limits of ``VerifierPool``.
 
-    ``mode`` is as in ``RewardScoreConfig.mode``. Raises ``ConfigError`` for an unknown data source or mode.
+    ``mode`` is a value of ``RewardScoreConfig.mode``. Raises ``ConfigError`` for an unknown data source or mode.
     """
     verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
     assert verdict is not None, "only quick verdicts are None"

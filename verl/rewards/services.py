@@ -24,19 +24,19 @@ from verl.utils.user_code import source_file
 from verl.verifiers.verdict import Verdict
 
 MAX_CALLS = 1024
-"""Maximum number of responses per message to the process."""
+"""Maximum number of responses in a message to the service process."""
 
 LONGEST_PAUSE_S = 30.0
-"""Maximum seconds before a call is retried. The pause doubles with each failure, starting at half a second."""
+"""Maximum pause in seconds before a retry. The pause doubles with each failure, starting at half a second."""
 
 GRACE_S = 60.0
-"""Additional seconds that a message may take, for imports and slow machines."""
+"""Additional time in seconds that a message may take, to allow for imports and slow machines."""
 
 BLOCKED_S = 5.0
 """Seconds beyond a call's time limit for which the event loop may be blocked before the process is killed."""
 
 Question = tuple[Any, ...]
-"""Path of a function, data source, response, ground truth, extra information, and whether it is part of a sum."""
+"""Function path, data source, response, ground truth, extra information, and whether the function is part of a sum."""
 
 
 class Message(NamedTuple):
@@ -45,11 +45,11 @@ class Message(NamedTuple):
     questions: Sequence[Question]
     options: AsyncFunctionsConfig
     cache: Path | None
-    """File with earlier answers, or None to disable the cache."""
+    """File with cached answers, or None to disable the cache."""
 
 
 def message_limit_s(options: AsyncFunctionsConfig) -> float:
-    """Return the time limit of a message in seconds, by which all its calls must have ended."""
+    """Return the time limit in seconds for all calls of a message together."""
     pauses = options.max_retries * LONGEST_PAUSE_S
     return GRACE_S + MAX_CALLS / options.max_in_flight * (options.timeout_s * (options.max_retries + 1) + pauses)
 
@@ -57,8 +57,8 @@ def message_limit_s(options: AsyncFunctionsConfig) -> float:
 def answer(message: Message) -> list[Verdict | str]:
     """Return the verdict on each question, or a one-line reason why there is no verdict.
 
-    The ``extras`` of each verdict record how often the function was called (``calls``) and whether the answer was found
-    in the cache (``from_cache``). Equal questions are asked once.
+    The ``extras`` of each verdict contain the number of calls (``calls``) and whether the answer came from the cache
+    (``from_cache``). Identical questions are asked only once.
     """
     with closing(_Answers(message.cache)) as answers:
         return asyncio.run(_gather(message, answers))
@@ -118,14 +118,14 @@ def _with_extras(verdict: Verdict, **extras: Any) -> Verdict:
 
 
 def _source(path: str) -> Path:
-    """Return a function's source file, or that of the module in ``path`` if the object is not a plain function."""
+    """Return a function's source file, or the file of the module in ``path`` if the object is not a plain function."""
     function = inspect.unwrap(load_function(path))
     file = inspect.getsourcefile(function) if inspect.isfunction(function) else source_file(path)
     return Path(file or "")
 
 
 def question_key(question: Question) -> str:
-    """Return a digest of all that an answer depends on, including the source of the function."""
+    """Return a digest of everything that an answer depends on, including the function's source code."""
     path, file = question[0], _source(question[0])
     code = file.read_text(errors="replace") if file.is_file() else ""
     text = json.dumps([code, keywords_of(path, CUSTOM_KWARGS), *question], sort_keys=True, default=str)
@@ -133,12 +133,10 @@ def question_key(question: Question) -> str:
 
 
 class _Answers:
-    """Answers keyed by the digest of the question, in a database that persists if a process dies.
+    """Database of answers, keyed by the digest of the question, that survives the death of a process.
 
-    If the file is damaged, for example by the death of the machine, its readable answers are moved to a new one.
-
-    Raises:
-        ConfigError: If the file is not a database, or cannot be written.
+    If the file is damaged, for example by a machine crash, its readable answers are moved to a new file. Raises
+    ``ConfigError`` if the file is not a database, or cannot be written.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -158,7 +156,7 @@ class _Answers:
         self._run("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, verdict TEXT)")
 
     def find(self, key: str) -> Verdict | None:
-        """Return the verdict on a question, or None if it is unknown or was damaged."""
+        """Return the stored verdict on a question, or None if it is missing or damaged."""
         rows = self._run("SELECT verdict FROM answers WHERE key = ?", key)
         try:
             saved = json.loads(rows[0][0]) if rows else None
@@ -167,7 +165,7 @@ class _Answers:
             return None
 
     def keep(self, key: str, verdict: Verdict) -> None:
-        """Store an answer at once, so that it is not asked for again if the process is killed."""
+        """Store an answer immediately, so that it is not requested again if the process is killed."""
         text = json.dumps(verdict.as_dict() | {"stated": verdict.stated})
         self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, text)
 
@@ -176,7 +174,7 @@ class _Answers:
             self._database.close()
 
     def _run(self, statement: str, *values: str, is_repeated: bool = False) -> list[Any]:
-        """Return the rows of a statement, none if nothing is remembered."""
+        """Execute a statement and return its rows. Without a cache, the result is empty."""
         if self._database is None:
             return []
         try:
@@ -188,7 +186,7 @@ class _Answers:
         return self._run(statement, *values, is_repeated=True)
 
     def _salvage(self) -> None:
-        """Move the readable answers of a damaged file to a new one."""
+        """Move the readable answers of a damaged file to a new file."""
         assert self.file is not None and self._database is not None
         found: dict[Any, Any] = {}
         with suppress(sqlite3.Error):

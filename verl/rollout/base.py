@@ -52,7 +52,7 @@ class Rollout(Protocol):
         """Prepare to sample, and drop cached prompts, so that results do not depend on earlier sampling."""
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
-        """Accept further requests and decode.
+        """Accept new requests and decode.
 
         Args:
             max_steps: Number of tokens per response after which to return. Engines may also run to completion.
@@ -66,9 +66,9 @@ class Rollout(Protocol):
         """Stop all running responses and return them with their ``version``, or None if there are none."""
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return rank metrics, with ``request``, of conversations that had turns since the last call or :meth:`cut`.
+        """Return rank metrics and ``request`` of conversations with turns since the last call or :meth:`cut`.
 
-        Return None if the engine does not measure rank metrics.
+        Returns None if the engine does not measure rank metrics.
         """
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:

@@ -29,7 +29,7 @@ from vllm_patches.draw import draw
 
 @dataclass(frozen=True)
 class Decoded:
-    """Responses to one batch of prompts; values after the end of a response are undefined."""
+    """Responses to a batch of prompts. Values past the end of a response are undefined."""
 
     token_ids: Tensor
     """Tokens of each response, [B, R] int64."""
@@ -72,7 +72,7 @@ def decode(
     stops: StopStrings | None = None,
     temperatures: Tensor | None = None,
 ) -> Decoded:
-    """Sample one response to each prompt.
+    """Sample one response per prompt.
 
     Args:
         input_ids, attention_mask: Left-padded prompts [B, P] on the model's device.
@@ -135,7 +135,7 @@ def decode(
 
 
 class PositionTemperature(LogitsProcessor):
-    """Logits processor that divides logits by the temperature for position ``step``."""
+    """Logits processor that divides logits by the temperature at the current position, ``step``."""
 
     def __init__(self, temperatures: Tensor) -> None:
         self.temperatures = temperatures
@@ -147,9 +147,9 @@ class PositionTemperature(LogitsProcessor):
 
 
 def logits_processors(sampling: SamplingConfig, scale: LogitsProcessor | None = None) -> LogitsProcessorList:
-    """Return the processors that turn logits into the sampled distribution, in vLLM's order.
+    """Return the logits processors to apply before sampling, in vLLM's order.
 
-    Greedy decoding applies only the repetition penalty. If given, ``scale`` replaces the temperature.
+    Greedy decoding applies only the repetition penalty. If ``scale`` is not None, it replaces the temperature.
     """
     processors = LogitsProcessorList()
     if sampling.repetition_penalty != 1:

@@ -1,4 +1,4 @@
-"""Engines that sample responses inside a worker; each has its own module and an entry in ``ROLLOUTS``."""
+"""Rollout engines, which sample responses inside a worker. Each has a module and an entry in ``ROLLOUTS``."""
 
 import ast
 import os
@@ -20,12 +20,12 @@ ROLLOUTS = {
     "vllm": "verl.rollout.vllm_rollout:VLLMRollout",
     "hf": "verl.rollout.hf_rollout:HFRollout",
 }
-"""Mapping from ``rollout.name`` to the engine's class, given as a string so that its libraries are imported lazily."""
+"""Import path of the engine class for each ``rollout.name``, so that unused libraries are not imported."""
 
 
 NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into vLLM"}
-"""Model types that silently fail to train with vLLM, each mapped to the reason. The weight loader of gpt_oss writes to
-the parameters directly, so a reload does not notice the new weights."""
+"""Model types that train incorrectly with vLLM without an error, and the reasons. vLLM's weight loader for gpt_oss
+writes to the parameters directly, so a reload does not detect the new weights."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
@@ -64,7 +64,7 @@ def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
 def cpu_head_sizes() -> list[int]:
     """Return the head sizes supported by the installed vLLM's CPU attention, or an empty list if unknown.
 
-    Parses the source, because importing it takes seconds.
+    The function parses vLLM's source because importing it takes seconds.
     """
     vllm = find_spec("vllm")
     file = Path(vllm.origin or "").parent / "v1/attention/backends/cpu_attn.py" if vllm else None
@@ -81,8 +81,8 @@ def cpu_head_sizes() -> list[int]:
 def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that end a response, as defined by the model, the prompt template and the options.
 
-    Strings in ``rollout.stop`` that consist of a single token are included, since engines search for stop strings
-    in text without special tokens. Tokens without an embedding are excluded because the model never samples them.
+    Single-token strings in ``rollout.stop`` are included, because engines search for stop strings in text without
+    special tokens. Tokens without an embedding are excluded because the model never samples them.
     """
     info, vocabulary, options = ModelInfo.of(config.model), tokenizer.get_vocab(), config.rollout
     of_texts = [vocabulary[string] for string in options.stop if string in vocabulary]
@@ -92,7 +92,7 @@ def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[in
 
 
 def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
-    """Return the environment variables for a worker with the engine ``name``; values set by the user take priority."""
+    """Return the environment variables for a worker of engine ``name``. Variables set by the user take precedence."""
     if name != "vllm":
         return {}
     wanted = {

@@ -1,7 +1,7 @@
 """Adapter for environments with Gymnasium's interface, ``reset(seed=...)`` and ``step(action)``.
 
-Such an environment keeps its state internally and cannot be sent between processes. Only the seed and the past actions
-are sent, so they must determine the state. If the live environment is unavailable, a new one replays them.
+Such an environment keeps its state internally and cannot be sent between processes. Only the seed and past actions are
+sent, so they must determine the state. A process without the environment creates a new one and replays the actions.
 """
 
 import json
@@ -18,10 +18,10 @@ MOST_LIVE = 64
 
 
 class GymEnvironment:
-    """Base class for Gymnasium environments; ``rollout.multi_turn.environment`` must name a subclass.
+    """Base class for adapters of Gymnasium environments. ``rollout.multi_turn.environment`` must name a subclass.
 
-    The first observation for the seed ``extra_info["seed"]``, by default the prompt's number, is added to the prompt.
-    ``random`` and ``numpy.random``, from which some environments draw, are seeded before each call.
+    The environment is seeded with ``extra_info["seed"]``, or the prompt's number by default, and the first observation
+    is added to the prompt. ``random`` and ``numpy.random``, which some environments use, are seeded before each call.
     """
 
     def __init__(self) -> None:
@@ -32,19 +32,19 @@ class GymEnvironment:
         raise NotImplementedError(f"{type(self).__name__}: define make(self), which returns an environment")
 
     def action(self, text: str) -> Any:
-        """Parse a turn's text and return the action as JSON values; the policy sees the message of a ``ValueError``."""
+        """Convert a turn's text to an action of JSON values. The policy sees the message of any ``ValueError``."""
         return text.strip()
 
     def show(self, observation: Any) -> str:
-        """Return the text that presents an observation to the policy."""
+        """Return the text of an observation as shown to the policy."""
         return str(observation)
 
     def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return the initial state, which contains the seed and no actions."""
+        """Return the initial state, with the seed and an empty list of actions."""
         return {"seed": record.extra_info.get("seed", record.uid), "actions": []}
 
     def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the first observation as a message. Set ``observe = None`` in a subclass whose prompts contain it."""
+        """Return the first observation as a message. Subclasses set ``observe = None`` if prompts contain it."""
         env, seen = self._begun(state)
         _close(env)
         return [{"role": "user", "content": self.show(seen)}]
@@ -87,12 +87,12 @@ class GymEnvironment:
 
 
 def _as_list(value: Any) -> Any:
-    """Return numpy's numbers and arrays as JSON values."""
+    """Convert NumPy scalars and arrays to JSON values."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"action(text) returned {type(value).__name__}; an action must be a JSON value")
     return value.tolist()
 
 
 def _close(env: Any) -> None:
-    """Close an environment; many written by hand have no ``close``."""
+    """Close an environment if it has a ``close`` method, which many custom environments lack."""
     getattr(env, "close", lambda: None)()

@@ -25,8 +25,8 @@ from vllm_patches.streams import uniforms
 class HFRollout:
     """Engine that samples with the policy itself, returning log-probabilities and optionally rank metrics.
 
-    Decodes batches of ``rollout.max_num_seqs`` responses, each until its last response has finished. The policy's
-    parameters are gathered once for all batches.
+    Responses are decoded in batches of ``rollout.max_num_seqs``, and each batch runs until all its responses have
+    finished. The policy's parameters are gathered once for all batches.
     """
 
     needs_weights = False
@@ -45,7 +45,7 @@ class HFRollout:
 
     @property
     def capacity(self) -> EngineCapacity:
-        """Unlimited capacity, since workers gather parameters collectively and must receive all requests at once."""
+        """Unlimited capacity, because workers gather parameters collectively and must receive all requests at once."""
         return EngineCapacity(sys.maxsize, sys.maxsize)
 
     def begin(self) -> None:
@@ -58,19 +58,19 @@ class HFRollout:
         return Batch.join(parts) if parts else None, 0
 
     def cut(self) -> None:
-        """Return None, because each call of :meth:`advance` samples complete responses."""
+        """Return None, because each call to :meth:`advance` samples complete responses."""
 
     def take_rank_metrics(self) -> None:
-        """Return None, because all responses have a single turn."""
+        """Return None, because this engine samples only single-turn responses."""
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Do nothing, because the engine uses the policy's own weights."""
+        """Do nothing, because the engine samples directly with the policy's weights."""
 
     def sleep(self) -> None:
-        """Do nothing, because the engine holds no memory between calls."""
+        """Do nothing, because the engine keeps no memory between calls."""
 
     def _batches(self, requests: ResponseRequests) -> Iterator[Sequence[int]]:
-        """Yield groups of requests to decode together; within a group, all sampling options are equal."""
+        """Yield groups of requests to decode together. All requests in a group have the same sampling options."""
         rows: list[Sequence[int]] = [range(len(requests.rows))]
         if requests.overrides is not None:
             kinds: dict[SamplingConfig, list[int]] = {}
@@ -82,14 +82,14 @@ class HFRollout:
                 yield alike[start : start + self.batch_size]
 
     def _draws(self, requests: ResponseRequests, part: Sequence[int]) -> Tensor:
-        """Return uniform numbers in [0, 1), [B, R] float64, from the same stream positions that vLLM uses."""
+        """Return uniform random numbers in [0, 1), [B, R] float64, from the same stream positions as in vLLM."""
         streams = [requests.streams[i] for i in part]
         ends = np.array([len(requests.prompt_ids[i]) for i in part])
         positions = ends[:, None] + np.arange(requests.max_response_length or self.max_response_length)
         return torch.from_numpy(uniforms(np.array(streams, dtype=np.uint64)[:, None], positions))
 
     def _decode(self, requests: ResponseRequests, part: Sequence[int]) -> Batch:
-        """Decode ``part``, which must not be empty and whose requests must have the same sampling options."""
+        """Decode a nonempty group of requests, which must have the same sampling options."""
         device, temperatures = self.setup.place.device_type, requests.temperatures
         prompts = [requests.prompt_ids[i] for i in part]
         input_ids, attention_mask = Batch.of(prompts, [[] for _ in part]).rows(self.setup.pad_token_id)

@@ -7,7 +7,7 @@ from vllm_patches.options import CaptureOptions
 
 
 def reserved_bytes(calculator: CalculatorConfig, max_model_len: int, width: int, itemsize: int) -> int:
-    """Return the bytes per device that are needed to store and measure the states of responses.
+    """Return the number of bytes per device that are needed to store and measure hidden states.
 
     Args:
         max_model_len: Maximum sequence length in tokens.

@@ -1,4 +1,4 @@
-"""Creates conversations, either with environments and tools or of agents."""
+"""Creates conversations with environments and tools, or sessions of agents."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ from verl.rollout.environments.pool import EnvironmentPool
 def conversation_pool(
     options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None
 ) -> EnvironmentPool | AgentPool:
-    """Return the pool of environment or agent processes, which start in a ``with`` block."""
+    """Return a pool of environment or agent processes, which are started by a ``with`` block."""
     return AgentPool(options, busy_cores, log) if options.agent.enabled else EnvironmentPool(options, busy_cores, log)
 
 
 def begin_conversations(
     setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch | None = None
 ) -> Conversations | Sessions:
-    """Start B conversations with these prompts, or resume them from the rows in ``partial``."""
+    """Start B conversations with these prompts, or resume the conversations in ``partial``."""
     if setup.options.agent.enabled:
         assert partial is None, "MultiTurnConfig.check refuses agents whose sessions are carried over"
         return Sessions(setup, records)

@@ -1,4 +1,4 @@
-"""Partial response, stored in lists while it grows; finished, sent or saved responses are rows of a ``Batch``."""
+"""Partial response, stored as lists while it is sampled and in a ``Batch`` when it is finished, sent or saved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version"
 
 @dataclass
 class PartialResponse:
-    """Partial response to a prompt; every list except the prompt's has one entry per response token."""
+    """Partial response to a prompt. All lists except ``prompt_ids`` have one entry per response token."""
 
     prompt_ids: list[int]
     tokens: list[int] = field(default_factory=list)
@@ -24,15 +24,15 @@ class PartialResponse:
     rollout_logprobs: list[float] | None = field(default_factory=list)
     """Log-probabilities, 0 for environment tokens, or None if the engine does not return them."""
     version: list[int] | None = None
-    """Version of the weights that sampled each token, or None if responses are never cut."""
+    """Version of the weights that sampled each token, or None if responses are never interrupted."""
 
     @property
     def open_tokens(self) -> int:
-        """Number of policy tokens at the end of the response. These tokens belong to an unfinished turn."""
+        """Number of policy tokens in the unfinished turn at the end of the response."""
         return self.source[::-1].index(ENVIRONMENT) if ENVIRONMENT in self.source else len(self.source)
 
     def parts(self) -> list[tuple[int, list[int]]]:
-        """Return the alternating spans of policy and environment tokens, each with its ``source``."""
+        """Split the response into alternating spans of policy and environment tokens, each with its ``source``."""
         runs = groupby(zip(self.tokens, self.source, strict=True), key=itemgetter(1))
         return [(by, [token for token, _ in run]) for by, run in runs]
 
@@ -44,7 +44,7 @@ class PartialResponse:
         self.version = None if version is None else [*(self.version or ()), *[version] * len(tokens)]
 
     def append_bridge(self, tokens: Sequence[int]) -> None:
-        """Append tokens of the environment after a turn of the policy."""
+        """Append environment tokens after a policy turn."""
         logprobs = None if self.rollout_logprobs is None else [0.0] * len(tokens)
         self.append(tokens, ENVIRONMENT, logprobs, None if self.version is None else self.version[-1])
 
@@ -55,7 +55,7 @@ class PartialResponse:
 
 
 def to_batch(responses: Sequence[PartialResponse]) -> Batch:
-    """Return the responses as batch rows, with the ``PER_TOKEN`` columns that all of them have."""
+    """Convert responses to a batch with the ``PER_TOKEN`` columns that are available for all of them."""
     columns = {}
     for name, dtype in PER_TOKEN.items():
         lists = [getattr(response, name) for response in responses]
@@ -65,7 +65,7 @@ def to_batch(responses: Sequence[PartialResponse]) -> Batch:
 
 
 def from_batch(batch: Batch) -> list[PartialResponse]:
-    """Return the rows of a batch; without ``source``, all tokens are attributed to the policy."""
+    """Convert a batch to partial responses. Without ``source``, all tokens are attributed to the policy."""
     sizes = batch.response_lengths.tolist()
     prompts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
     rows = zip(prompts, batch.response_tokens.split(sizes), strict=True)

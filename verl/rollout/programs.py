@@ -1,8 +1,8 @@
 """Runs Python programs in responses, as in PAL (arXiv 2211.10435) and ToRA (arXiv 2309.17452).
 
 A program is enclosed in ```` ```python ```` and ```` ``` ````. Each program runs separately in the sandbox and shares
-no state with earlier programs. In ``python: output`` templates, if a turn ends with a program, the environment answers
-with the program's output. The model itself writes the opening ```` ```output ````. In ``python: solution`` templates,
+no state with earlier programs. In ``python: output`` templates, the environment runs the program at the end of a turn
+and replies with its output. The model itself writes the opening ```` ```output ````. In ``python: solution`` templates,
 the response is one program whose function ``solution`` returns the answer.
 """
 
@@ -16,10 +16,10 @@ from verl.utils.sandbox import require_sandbox, run_python
 SECONDS = 10.0
 TRACEBACK_LINES = 8
 OUTPUT_CHARS = 400
-"""Maximum length of program output, as in Qwen's and the release's evaluations; longer output is cut in the middle."""
+"""Maximum length of program output, as in Qwen's and the paper's evaluations. Longer output is cut in the middle."""
 
 SOLUTION_SECONDS = 5.0
-"""Time limit for a solution, taken from the same evaluations."""
+"""Time limit in seconds for a solution, as in Qwen's and the paper's evaluations."""
 
 STOPPED = {
     "timeout": f"TimeoutError: stopped after {SECONDS:.0f} seconds",
@@ -38,13 +38,13 @@ print(answer)
 
 
 class Programs:
-    """Environment that runs a turn's program; raises ``ConfigError`` if there is no sandbox."""
+    """Environment that runs the program at the end of a turn. Raises ``ConfigError`` if there is no sandbox."""
 
     def __init__(self) -> None:
         require_sandbox()
 
     def start(self, record: Any) -> dict[str, Any]:
-        """Return an empty state, because programs share no state."""
+        """Return an empty state, because programs do not share state."""
         return {}
 
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
@@ -56,14 +56,14 @@ class Programs:
 
 
 def program_at_end(text: str) -> str | None:
-    """Return the program at the end of ``text``, or None if it does not end with one."""
+    """Return the program at the end of ``text``, or None if the text does not end with a program."""
     body, closed, rest = text.rstrip().rpartition("```")
     _, opened, program = body.rpartition("```python")
     return program.strip("\n") if opened and closed and not rest and "```" not in program else None
 
 
 def output_of(code: str, max_chars: int) -> str:
-    """Run a program; return its output, cut in the middle if too long, and if it fails, the end of the traceback."""
+    """Run a program and return its output and the end of any traceback. Long output is truncated in the middle."""
     ending, stdout, stderr = run_python(code, seconds=SECONDS)
     parts = [stdout.rstrip()]
     if ending != "ok":

@@ -1,6 +1,6 @@
 """Queue that assigns requests to engines as room becomes available.
 
-This module has no heavy imports. Decisions depend only on counts, which makes them reproducible.
+This module avoids heavy imports. Assignments depend only on numbers of requests, so they are reproducible.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ class EngineCapacity(NamedTuple):
 class RequestQueue:
     """Queue that assigns requests 0 to ``num_requests`` - 1 to engines in ascending order.
 
-    If all requests fit, each engine immediately receives an equal share. Otherwise, each of several engines starts with
-    its guaranteed number, and the remaining requests wait for room. No engine then processes long responses while
-    others are idle. If possible, consecutive requests are sent to the same engine, because requests with the same
-    prompt share cache space. A single engine fills all its slots at the start, since no other could take over requests.
+    If all requests fit, they are divided equally among the engines at the start. Otherwise, each of several engines
+    starts with the number guaranteed to fit in its cache, and the rest wait for room, so no engine has long responses
+    left while others are idle. Consecutive requests go to the same engine if possible, because requests with the same
+    prompt share cache space. A single engine fills all slots at the start, since no other can take over.
     """
 
     def __init__(self, num_requests: int, engines: Sequence[EngineCapacity]) -> None:
         self.num_requests = num_requests
         self.held = [0] * len(engines)
-        """Number of unfinished requests of each engine."""
+        """Number of unfinished requests on each engine."""
         self.dealt: list[list[int]] = [[] for _ in engines]
         """All requests ever assigned to each engine."""
         self._engine_of: dict[int, int] = {}
         self._resumed: list[list[int]] = [[] for _ in engines]
-        """Conversations to be resumed by the engine whose cache contains them."""
+        """Requests that each engine will resume because its cache contains their conversations."""
         self._again: list[int] = []
-        """Requests of lost engines and later requests, which any engine may take."""
+        """Requests that any engine can process, such as those of lost engines."""
         self._slots = [engine.slots for engine in engines]
         several = len(engines) > 1
         self._room = [min(engine.slots, engine.guaranteed) if several else engine.slots for engine in engines]
@@ -50,7 +50,6 @@ class RequestQueue:
         return self.num_requests - self._next + len(self._again)
 
     def first(self) -> list[Sequence[int]]:
-        """Return the first requests of each engine."""
         size, num_engines = self.num_requests, len(self.held)
         bounds = [size * engine // num_engines for engine in range(num_engines + 1)]
         equal = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
@@ -61,7 +60,7 @@ class RequestQueue:
         ]
 
     def take(self, engine: int) -> Sequence[int]:
-        """Return the requests to send to ``engine`` now: none if the engine has no room or no requests are left."""
+        """Return the requests to send to ``engine`` now, or none if it has no room or no requests are left."""
         resumed, self._resumed[engine] = self._resumed[engine], []
         self.held[engine] += len(resumed)
         room = self._room[engine] + self._ahead(engine, self.left) - self.held[engine]
@@ -69,7 +68,7 @@ class RequestQueue:
         return [*resumed, *dealt] if resumed else dealt
 
     def resume(self, requests: Sequence[int]) -> None:
-        """Queue these requests, each for the engine that processed it last, or for any engine if there is none."""
+        """Queue each request for the engine that last processed it, or for any engine if there is no such engine."""
         for request in requests:
             engine = self._engine_of.get(request)
             if engine is not None and self._slots[engine]:
@@ -78,7 +77,7 @@ class RequestQueue:
                 self._again.append(request)
 
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
-        """Record how many requests ``engine`` has finished, and how many of its other requests it has not started."""
+        """Record how many requests ``engine`` has finished and how many of its remaining requests are waiting."""
         self.held[engine] -= num_finished
         # The cache is full if requests are waiting even though it had free slots before the latest ones finished.
         num_running = self.held[engine] - num_waiting
@@ -88,15 +87,15 @@ class RequestQueue:
             self._room[engine] = min(self._slots[engine], self._room[engine] + self._room[engine] // 2 + 1)
 
     def lose(self, engine: int, unfinished: Sequence[int]) -> None:
-        """Record that ``engine`` is lost, and queue its ``unfinished`` requests for the other engines."""
+        """Record that ``engine`` is lost, and queue its ``unfinished`` requests for other engines."""
         self._again += unfinished
         self._resumed[engine] = []
         self.held[engine] = self._room[engine] = self._slots[engine] = 0
 
     def _ahead(self, engine: int, left: int) -> int:
-        """Return the number of extra requests that ``engine`` may hold to avoid idle slots before its next reply.
+        """Return the number of extra requests that keep all slots of ``engine`` busy until its next reply.
 
-        The number shrinks with the number of remaining requests, because another engine may have room sooner.
+        The number decreases with the number of remaining requests, because another engine may have room sooner.
         """
         slots = self._slots[engine]
         return min(slots, left // (2 * len(self.held))) if self._room[engine] == slots else 0

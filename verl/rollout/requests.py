@@ -1,4 +1,4 @@
-"""Requests that a run sends to its engines; this module has no heavy imports."""
+"""Requests that a run sends to its engines. This module avoids heavy imports."""
 
 import hashlib
 from collections import Counter
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResponseRequests:
-    """Responses for an engine to sample."""
+    """Requests for an engine to sample responses."""
 
     rows: Sequence[int]
     """Batch index of each response, which identifies the response to the caller."""
     prompt_ids: list[list[int]]
     """Prompt of each response."""
     streams: list[int]
-    """Random stream that determines all draws of each response; see :func:`response_stream`."""
+    """Random stream from which each response is sampled; see :func:`response_stream`."""
     sampling: SamplingConfig
     overrides: list[SamplingConfig] | None = None
     """Sampling options of each response, or None to use ``sampling`` for all responses."""
     temperatures: Any = None
-    """Temperature for each position in the response, [T] float32, or None to use the temperature in the sampling
-    options. The last entry also applies to all later positions."""
+    """Temperature at each response position, [T] float32, or None to use the temperature in the sampling options. The
+    last entry also applies to all later positions."""
     partial: Optional["Batch"] = None
-    """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (if an engine cut them) or
-    ``source`` (if the environment extended them after a turn); new responses are empty. None if all responses are
-    new and none will be cut or have further turns."""
+    """Partial responses to resume, or None if all responses are new, have a single turn and are never interrupted. The
+    batch has ``rollout_logprobs`` and either ``version`` (if engines interrupt responses) or ``source`` (if the
+    environment extends them). New responses are empty."""
     max_tokens: list[int | None] | None = None
     """Maximum number of tokens in each response's next turn, or None to allow the remaining response length."""
     stop: list[list[str]] | None = None
-    """Strings that end each response's next turn, besides those of the run."""
+    """Strings that end each response's next turn, in addition to the run's stop strings."""
     max_response_length: int | None = None
-    """Maximum number of tokens of each response, which then ends at the engine's end tokens alone, as a judge's answer
-    does; or None for the run's maximum and stop strings."""
+    """Maximum number of tokens in each response, or None to use the run's maximum. If it is set, the run's stop strings
+    are ignored, as for the answers of a judge."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 
@@ -52,7 +52,6 @@ class ResponseRequests:
         return replace(self, partial=None if self.partial is None else self.partial[list(places)], **chosen)
 
     def sampling_of(self, i: int) -> SamplingConfig:
-        """Return the sampling options of response ``i``."""
         return self.sampling if self.overrides is None else self.overrides[i]
 
 
@@ -71,15 +70,15 @@ class EngineModel:
 
 
 def response_stream(seed: int, uid: int, place: int) -> int:
-    """Return the 64-bit random stream of response ``place`` to the prompt ``uid``.
+    """Return the 64-bit key of the random stream for response ``place`` to the prompt ``uid``.
 
-    Each token is determined by one number of the stream, indexed by the token's position in the whole sequence.
+    Each token is sampled with one number of the stream, indexed by the token's position in the whole sequence.
     """
     return substream(substream(substream(0, seed), uid), place)
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Count, for each record, the earlier records with its ``uid``. ``data.train_weights`` can repeat records."""
+    """Count the earlier records with the same ``uid`` for each record. ``data.train_weights`` can repeat records."""
     seen = Counter[int]()
     counts = []
     for record in records:
@@ -89,7 +88,7 @@ def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
 
 
 def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:
-    """Return the 64-bit random stream of one sample, which depends on neither the other samples nor their order."""
+    """Return the 64-bit key of a sample's random stream, which does not depend on other samples or their order."""
     text = f"{seed}/{benchmark}/{problem}/{sample}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 

@@ -15,11 +15,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def private_shared_memory(place: WorkerPlace) -> Iterator[None]:
-    """Give the shared memory of a CPU engine's workers a unique name while the engine starts.
+    """Use a unique name for the shared memory of a CPU engine's workers while the engine starts.
 
     vLLM uses the same name in every engine for workers that it did not launch, so engines on one machine would collide
     with each other or with leftovers of a killed engine. The name is removed as soon as every worker has tried to open
-    the memory, so a worker that is killed later leaves nothing behind. GPU engines do not share memory in this way.
+    the memory, so a worker that is killed later leaves nothing behind. GPU engines share no memory in this way.
     """
     memory: Any = getattr(cpu_communicator, "_CPUSHMDistributed", None)
     if place.device_type != "cpu" or memory is None:

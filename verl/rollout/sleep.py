@@ -15,13 +15,13 @@ WEIGHTS, KV_CACHE = ["weights"], ["kv_cache"]
 class EngineSleep:
     """Sleep state of an engine.
 
-    A sleeping engine holds neither weights nor KV cache (level 2); new weights wake it. The KV cache is allocated after
-    the weights arrive, so that the collectives that gather the weights can use its memory.
+    A sleeping engine keeps neither weights nor KV cache in memory (level 2). Loading new weights wakes it. The KV cache
+    is allocated after the weights arrive, so that the collectives that gather the weights can use its memory.
     """
 
     engine: LLM
     enabled: bool
-    """Whether the engine was created with ``enable_sleep_mode``; if not, it is always awake."""
+    """Whether the engine was created with ``enable_sleep_mode``. Otherwise, it is always awake."""
     asleep: bool = False
 
     def sleep(self) -> None:
@@ -32,7 +32,7 @@ class EngineSleep:
 
     @contextmanager
     def new_weights(self) -> Iterator[None]:
-        """Allocate memory for weights, which must be loaded within this block, and wake the engine afterwards."""
+        """Allocate memory for new weights, which must be loaded within this block, and then wake the engine."""
         if self.asleep:
             self._take(WEIGHTS)
         yield

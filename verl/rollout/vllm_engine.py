@@ -36,8 +36,8 @@ PLUGIN_INACTIVE = (
 CPU_KV_CACHE_MB = 512
 """Default KV cache size of a CPU engine, in MiB."""
 CPU_BLOCK_SIZE = 32
-"""Tokens per block of this cache: the minimum for most vLLM kernels, overridden by vLLM for the others. Responses share
-only full blocks of their prompt; with vLLM's default of 128, shorter prompts would be recomputed for each response."""
+"""Tokens per block of the CPU cache: the minimum for most vLLM kernels, overridden by vLLM for the others. Responses
+share only full blocks of their prompt. With vLLM's default of 128, shorter prompts would be recomputed each time."""
 
 
 def start_engine(
@@ -54,12 +54,11 @@ def start_engine(
 ) -> LLM:
     """Start an engine in this process for the model at ``path``; see :func:`engine_options` for the other arguments.
 
+    Raises ``ConfigError`` if the model cannot return the states of a requested layer.
+
     Args:
         load_format: vLLM's load format; ``rollout.engine_kwargs`` takes priority.
         further: Keyword arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not contain.
-
-    Raises:
-        ConfigError: If the model cannot return the states of a requested layer.
     """
     options: dict[str, Any] = {"load_format": load_format}
     options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator, reduces)
@@ -138,15 +137,14 @@ def engine_options(
 
 
 def from_stream(stream: int) -> dict[str, Any]:
-    """Return ``SamplingParams.extra_args`` that make the plugin draw a request's tokens from ``stream``."""
+    """Return ``SamplingParams.extra_args`` that make the plugin sample a request's tokens from ``stream``."""
     return {KEY: stream}
 
 
 def check_streams(engine: LLM) -> None:
-    """Check that an engine in this process draws from the random streams named in requests.
+    """Check that an engine in this process samples from the random streams in its requests.
 
-    Raises:
-        RuntimeError: If the engine does not, because the plugin is inactive.
+    Raises ``RuntimeError`` if the plugin is inactive, because the engine then ignores the streams.
     """
     if not hasattr(engine.llm_engine.model_executor.driver_worker.worker, "samples_from_streams"):
         raise RuntimeError(f"vLLM {vllm.__version__} does not sample from streams: {PLUGIN_INACTIVE}")
@@ -154,7 +152,7 @@ def check_streams(engine: LLM) -> None:
 
 @contextmanager
 def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
-    """If the model returns only the last layer's states, raise an error that names ``calculator.layers`` instead."""
+    """Replace vLLM's error about missing states of intermediate layers with one that names ``calculator.layers``."""
     try:
         yield
     except ValueError as error:
@@ -168,7 +166,7 @@ def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
 
 @contextmanager
 def naming_own_metrics() -> Iterator[None]:
-    """Convert errors from custom metrics back to ``ConfigError`` after vLLM has wrapped them."""
+    """Convert errors in custom metrics back to ``ConfigError`` after vLLM has wrapped them."""
     try:
         yield
     except RuntimeError as error:
@@ -179,7 +177,7 @@ def naming_own_metrics() -> Iterator[None]:
 
 
 def check_engine_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``rollout.engine_kwargs``; raise ``ConfigError`` for names that the installed ``vllm.LLM`` lacks."""
+    """Return ``rollout.engine_kwargs``. Raise ``ConfigError`` for arguments that the installed ``vllm.LLM`` lacks."""
     known = {*inspect.signature(vllm.LLM.__init__).parameters, *(field.name for field in fields(EngineArgs))}
     for name, value in kwargs.items():
         if name not in known:
@@ -205,7 +203,7 @@ def engine_capacity(engine: LLMEngine) -> EngineCapacity:
 def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
     """Run the engine for at most ``max_steps`` steps and return the finished requests.
 
-    The requests' hidden states are measured in batches, whenever a batch is full and at the end.
+    Hidden states are measured in batches, whenever a batch is full and at the end.
     """
     collector = getattr(engine, "state_collector", None)
     finished: list[RequestOutput] = []
@@ -225,10 +223,9 @@ def num_waiting(engine: LLMEngine) -> int:
 
 
 def rank_columns(completions: Sequence[CompletionOutput]) -> dict[str, Tensor]:
-    """Return the columns of rank metrics that the engine measured for responses.
+    """Return the rank metrics of responses, as measured by the engine.
 
-    Raises:
-        RuntimeError: If the engine returned no metrics because its plugin is inactive.
+    Raises ``RuntimeError`` if the engine returned no metrics because its plugin is inactive.
     """
     columns: list[dict[str, Tensor] | None] = [getattr(completion, "hidden_states", None) for completion in completions]
     rows = [row for row in columns if row is not None]

@@ -20,13 +20,12 @@ from verl.rollout.weight_sync import engine_dtype, reload_weights
 
 
 class VLLMRollout(VLLMSampler):
-    """Engine that samples responses with log-probabilities under the weights of the trained policy."""
+    """Rollout engine for training, which returns responses and their log-probabilities under the policy's weights."""
 
     def __init__(self, setup: RolloutSetup, policy: Policy | None = None) -> None:
-        """Start the engine with random weights, which are replaced later; ``policy`` is ignored.
+        """Start the engine with random weights, which are replaced later, and ignore ``policy``.
 
-        Raises:
-            ConfigError: If vLLM has no native class for this architecture or cannot return the requested states.
+        Raises ``ConfigError`` if vLLM has no native class for this architecture or cannot return the requested states.
         """
         config, model, place = setup.config.rollout, setup.config.model, setup.place
         sleeps = config.free_cache_engine and not config.has_pool and place.device_type == "cuda"
@@ -75,13 +74,10 @@ class VLLMRollout(VLLMSampler):
 
 
 def check_native_class(engine: LLM, path: str) -> None:
-    """Check that vLLM runs the model at ``path`` with a native class.
+    """Check that vLLM has a native class for the model at ``path``.
 
-    Without one, vLLM would use the ``transformers`` class and patch it for compilation, which breaks existing instances
-    such as the policy in this process.
-
-    Raises:
-        ConfigError: If vLLM has no native class for the model.
+    Otherwise, vLLM would use the ``transformers`` class and patch it for compilation, which breaks existing instances
+    such as the policy in this process. Raises ``ConfigError`` if vLLM has no native class for the model.
     """
     model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     if type(model).__name__.startswith("Transformers"):

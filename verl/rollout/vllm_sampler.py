@@ -24,9 +24,8 @@ from vllm_patches.temperatures import KEY as TEMPERATURES
 class VLLMSampler:
     """Sampler that returns responses and the rank metrics that the engine measures.
 
-    The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each worker has a scheduler.
-    If the workers receive the same prompts, their schedulers make the same decisions, and all workers sample the same
-    responses.
+    The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each worker runs a scheduler.
+    Workers that receive the same prompts make the same scheduling decisions and sample the same responses.
     """
 
     engine: LLM
@@ -48,7 +47,7 @@ class VLLMSampler:
         self.is_first = self.place.rank % self.config.tensor_parallel_size == 0
         self._partial: dict[str, PartialResponse] = {}
         self._version = -1
-        """Version of the current weights, or a negative number if responses are never cut."""
+        """Version of the current weights, or a negative number if responses are never interrupted."""
 
     @property
     def capacity(self) -> EngineCapacity:
@@ -56,15 +55,15 @@ class VLLMSampler:
         return engine_capacity(self.engine.llm_engine)
 
     def begin(self) -> None:
-        """Empty the prefix cache, which a validation may have filled, unless responses are still running.
+        """Empty the prefix cache, which validation may have filled, unless responses are still running.
 
-        A run that resumes at this step also starts with an empty cache.
+        This matches a run that resumes at this step, which also starts with an empty cache.
         """
         if not self._partial:
             self.engine.reset_prefix_cache()
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
-        """Accept further requests, decode at most ``max_steps`` tokens of each, and return the finished responses."""
+        """Add requests, run up to ``max_steps`` steps, and return finished responses and the number of waiting ones."""
         engine = self.engine.llm_engine
         self._version = requests.version
         partial = requests.partial
@@ -93,7 +92,7 @@ class VLLMSampler:
         return None if self.turns is None else self.turns.take_rank_metrics()
 
     def _num_read(self, request_id: str, response: PartialResponse) -> int:
-        """Return the number of tokens at the end of a request's prompt whose hidden states are recomputed."""
+        """Return the number of trailing prompt tokens whose hidden states must be recomputed for a request."""
         if self.measures and self.turns is not None and not self.turns.holds(request_id):
             return len(response.tokens)
         return response.open_tokens
@@ -127,7 +126,7 @@ class VLLMSampler:
         )
 
     def _finished(self, outputs: list[RequestOutput]) -> Batch | None:
-        """Return the finished responses on an engine's first worker, and None on its other workers."""
+        """Return the finished responses, if any, on an engine's first worker, and None on all other workers."""
         names, completions = [output.request_id for output in outputs], [output.outputs[0] for output in outputs]
         responses = [self._partial.pop(name) for name in names]
         if self.turns is not None:

@@ -40,13 +40,11 @@ def _runner(engine: LLM) -> Any:
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
     """Replace the engine's weights and discard everything cached under the old ones.
 
-    With tensor parallelism, every process of the engine receives full parameters, which vLLM slices.
+    With tensor parallelism, every process of the engine receives full parameters, which vLLM slices. Raises
+    ``RuntimeError`` if some of the engine's parameters are missing from ``parameters``; the message names them.
 
     Args:
         parameters: Output of :func:`verl.models.huggingface.checkpoint_parameters`, with stacked experts.
-
-    Raises:
-        RuntimeError: If some of the engine's parameters are missing from ``parameters``; the message names them.
     """
     runner = _runner(engine)
     model = runner.get_model()
@@ -65,8 +63,8 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
 def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Reload the weights and return the names of the parameters that were not loaded.
 
-    vLLM only logs missing names. The names are derived from the result of the model's ``load_weights``. If that is
-    None, the check is skipped.
+    vLLM only logs missing parameters. They are determined from the names that ``load_weights`` returns, and the check
+    is skipped if it returns None.
     """
     expected = {name for name, _ in model.named_parameters()}
     load_weights, received = model.load_weights, expected
@@ -104,10 +102,10 @@ def _stacking_layers(model: nn.Module) -> dict[str, tuple[str, Any]]:
 def _load_stacks(
     layers: dict[str, tuple[str, Any]], weights: Iterable[tuple[str, Tensor]], loaded: set[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Load stacked experts with one call of vLLM's own loader per stack, and yield all other weights.
+    """Load stacked experts with a single call to vLLM's loader per stack, and yield all other weights.
 
-    Stacks that the loader cannot load whole, for example because each process of the engine holds only some
-    experts, are yielded expert by expert.
+    Stacks that cannot be loaded whole, for example because each process of the engine has only some of the experts, are
+    yielded expert by expert.
 
     Args:
         loaded: Set to which the names of loaded parameters are added.
@@ -135,8 +133,8 @@ def _reported(name: str) -> str:
 def _refresh_tied_head(model: nn.Module) -> None:
     """Repack an output head that shares the embedding's weights.
 
-    On a CPU, vLLM multiplies by a packed copy of a layer's weights and repacks the layers named in a reload. A reload
-    never names a tied head, so the packed copy of the old weights would remain in use.
+    On a CPU, vLLM computes with a packed copy of each layer's weights and repacks the layers that a reload names. A
+    tied head is never named, so its packed copy of the old weights would remain in use.
     """
     head: Any = getattr(model, "lm_head", None)
     weight = getattr(head, "weight", None)
@@ -148,8 +146,8 @@ def _refresh_tied_head(model: nn.Module) -> None:
 def _pack_experts(model: nn.Module) -> None:
     """Repack the weights of mixture-of-experts layers.
 
-    On a CPU, vLLM also packs these weights, but only when the engine starts, so a reload would leave unpacked weights
-    in their place.
+    On a CPU, vLLM packs these weights only when the engine starts, so a reload would replace them with unpacked
+    weights.
     """
     if not current_platform.is_cpu():
         return

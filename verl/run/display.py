@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError, visible
 from verl.run.exit_codes import INTERRUPTED
 
 MAX_SHOWN, MAX_FACT = 2000, 200
-"""Maximum numbers of characters shown of a prompt or response, and of each value listed below it."""
+"""Maximum number of characters to show of each prompt or response, and of each value printed with it."""
 
 PHASES = {
     "gen": "sampling",
@@ -27,13 +27,13 @@ PHASES = {
     "update_actor": "updating the policy",
     "train": "learning",
 }
-"""Maps each phase that is printed in slow steps to the text to print."""
+"""Text printed for each phase of the first step and of slow steps."""
 
 SLOW_STEP_S = 60.0
-"""Seconds after which the remaining phases of a step are printed if lines cannot be redrawn."""
+"""Seconds after which a step is slow, so that its remaining phases are printed if the output is not a terminal."""
 
 Columns = Mapping[str, tuple[str, str]]
-"""Metrics shown in a progress bar. Maps each header to a metric name and a format."""
+"""Maps each header in a progress bar to the name and format of its metric."""
 
 SAMPLING = {
     "problems": ("problems", ".0f"),
@@ -43,17 +43,17 @@ SAMPLING = {
 """Metrics shown while an evaluation or analysis is sampling."""
 
 SAMPLING_LINES_S = 15.0
-"""Seconds between progress lines of an evaluation if lines cannot be redrawn."""
+"""Seconds between an evaluation's progress lines if the output is not a terminal."""
 
 
 class RunDisplay:
-    """A progress bar over steps with the latest metrics below it. Use the bar as a context manager.
+    """Progress bar over the steps of a run, with the latest metrics below it. Use it as a context manager.
 
     Args:
         title: Name of the run to show.
         total_steps: Number of steps for a full bar.
         unit: Name of a step.
-        line_s: Minimum number of seconds between progress lines if lines cannot be redrawn.
+        line_s: Minimum number of seconds between progress lines if the output is not a terminal.
     """
 
     def __init__(self, title: str, total_steps: int, columns: Columns, unit: str = "step", line_s: float = 0.0) -> None:
@@ -64,7 +64,7 @@ class RunDisplay:
         self._last_step, self._last_line, self._announced = 0, 0.0, ""
         self._ended: float | None = None
         self.errors: list[str] = []
-        """One line for each failed part of the run, such as a model or a benchmark."""
+        """Error messages, one line for each failed part of the run, such as a model or a benchmark."""
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -84,9 +84,9 @@ class RunDisplay:
         self._live = Live(Group(self._progress, self._figures), console=self.console) if redraws else None
 
     def begin(self, step: int, **bar: Any) -> None:
-        """Begin a bar that continues after ``step``, with a new ``description`` or ``total`` if given.
+        """Restart the bar after ``step``, with a new ``description`` or ``total`` if provided.
 
-        The metrics of earlier attempts are hidden.
+        The metrics of earlier attempts are no longer shown.
         """
         self._shown.clear()
         self._figures.plain = ""
@@ -94,7 +94,7 @@ class RunDisplay:
         self._last_step, self._last_line, self._ended = step, time.monotonic(), None
 
     def stage(self, text: str) -> None:
-        """Show the current startup stage, next to a spinner on a terminal and otherwise as a separate line."""
+        """Show the current startup stage next to a spinner on a terminal, or on a separate line otherwise."""
         if self._live is None:
             self.say(text)
         elif self._live.is_started:
@@ -118,7 +118,7 @@ class RunDisplay:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """Show the current phase. Without a terminal, show phases only in the first step and in slow steps."""
+        """Show the current phase. Without a terminal, only phases of the first step and of slow steps are printed."""
         self._progress.update(self._task, phase=name)
         if self._live is not None or name not in PHASES:
             return
@@ -133,7 +133,7 @@ class RunDisplay:
         self.console.print(visible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
-        """Show a finished step and an optional note."""
+        """Show a finished step with its metrics and an optional note."""
         self._shown.update(metrics)
         # The bar keeps showing the last validation, whereas a line contains only this step's metrics.
         known = metrics if self._live is None else self._shown
@@ -164,7 +164,7 @@ class RunDisplay:
             self.fail(error, what)
 
     def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
-        """Show a response and a line of facts about it, omitting the middle of long texts."""
+        """Show a prompt, its response and a line of facts about them. The middle of long texts is omitted."""
         # Escape line breaks, so that model output cannot imitate the run's own lines.
         shown = {name: _shortened(visible(value).replace("\n", "\\n"), MAX_FACT) for name, value in facts.items()}
         self.say(" | ".join(f"{name} {value}" for name, value in shown.items()))
@@ -183,7 +183,7 @@ class RunDisplay:
 
 @contextmanager
 def sampling_display(title: str, kept: str) -> Iterator[RunDisplay]:
-    """Show the progress of an evaluation or analysis. On an interrupt, print that ``kept`` are preserved.
+    """Show the progress of an evaluation or analysis. If interrupted, tell the user that ``kept`` are preserved.
 
     Raises:
         SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.
@@ -209,7 +209,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def share_rows(seconds: Mapping[str, float]) -> list[list[str]]:
-    """Return the rows (phase, seconds, share of the total) of a table of time by phase, longest first."""
+    """Return table rows with each phase, its seconds and its share of the total time, longest first."""
     total = sum(seconds.values()) or 1.0
     longest_first = sorted(seconds.items(), key=lambda item: -item[1])
     return [[name, f"{value:.1f} s", f"{value / total:.0%}"] for name, value in longest_first]

@@ -1,4 +1,4 @@
-"""Ends runs: checkpoints a preempted run between steps, prints final messages and sets exit codes."""
+"""Ends runs: checkpoints preempted runs between steps, prints final messages and sets exit codes."""
 
 import signal
 import sys
@@ -21,11 +21,11 @@ TERMINATED = 143
 
 
 class Preempted(Exception):
-    """Raised when a run has been asked to end. The same command resumes it."""
+    """Raised when a run has to end because it is preempted. The same command resumes the run."""
 
 
 class Preemption:
-    """Records whether the run has been asked to end.
+    """Records whether a signal has asked the run to end.
 
     Args:
         grace_s: Seconds to finish a step, or 0 for no limit.
@@ -48,7 +48,7 @@ class Preemption:
 
     @contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Let :meth:`check` allow the current step to finish within the block; :meth:`after_step` then ends the run."""
+        """Let the current step finish within the block. :meth:`after_step` then ends the run."""
         self._stepping = True
         try:
             yield
@@ -56,14 +56,14 @@ class Preemption:
             self._stepping = False
 
     def check(self) -> None:
-        """If the run has been asked to end, raise ``Preempted`` unless a step still has time to finish."""
+        """Raise ``Preempted`` if the run has been asked to end, unless a step still has time to finish."""
         if self._name and not self._stepping:
             raise Preempted(f"{self._name} while the run was starting")
         if self._name and self._grace_s and time.monotonic() - self._since > self._grace_s:
             raise Preempted(f"{self._name}: the step took longer than trainer.preemption_grace_s={self._grace_s:g}")
 
     def after_step(self, step: int, save: Callable[[], None]) -> None:
-        """If the run has been asked to end, call ``save`` to save ``step`` and raise ``Preempted``."""
+        """If the run has been asked to end, save ``step`` by calling ``save``, and raise ``Preempted``."""
         if self._name:
             save()
             raise Preempted(f"{self._name}: step {step} is saved")
@@ -76,10 +76,10 @@ class Preemption:
 
 
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
-    """Call ``run``, print a message if an error occurs, and exit with a code that describes the outcome.
+    """Call ``run``, print a message on errors, and exit with a code that describes the outcome.
 
-    The exit code is 0 on success, 1 after an error, 130 after Ctrl-C, 143 after SIGTERM, and 75 to request a requeue.
-    A traceback is printed unless the error is a ``ConfigError``, ``StaleAttempt`` or ``WorkerError``, or is due to
+    The exit code is 0 on success, 1 after an error, 130 after Ctrl-C, 143 after SIGTERM, and 75 to request a requeue. A
+    traceback is printed unless the error is a ``ConfigError``, ``StaleAttempt`` or ``WorkerError``, or is caused by
     failing storage or lack of memory.
 
     Args:

@@ -26,19 +26,19 @@ addition to the logits. ``ENTROPY_BYTES``: backward passes through the entropy, 
 ``SAMPLING_BYTES``: sorted float64 probabilities and their sums if ``rollout.name=hf`` samples."""
 
 SAME_MODEL = 0.05
-"""Maximum fraction of a model's parameters in norms and biases to which the estimate applies."""
+"""Maximum fraction of parameters in norms and biases for which the memory estimate is used."""
 WARNED = 0.9
-"""Fraction of GPU memory above which a run prints a warning, because estimates omit fragmentation and temporaries."""
+"""Fraction of GPU memory above which a warning is printed. Estimates omit fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
 METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.update"}
-"""Phase -> worker method whose suggested fixes apply to it. Optimizer steps use the fixes for loading."""
+"""Maps phases to the worker methods whose suggested fixes apply. Optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
 """Maps each memory component to its size in GB on one GPU."""
 
 
 def itemsize_of(dtype: str) -> int:
-    """Return the bytes per element for ``param_dtype`` or ``rollout.dtype``: 4 for float32, otherwise 2."""
+    """Return the number of bytes per element of ``param_dtype`` or ``rollout.dtype``: 4 for float32, otherwise 2."""
     return 4 if dtype == "float32" else 2
 
 
@@ -59,7 +59,7 @@ def parameters_of(shape: PretrainedConfig) -> tuple[int, int, int]:
 
 
 def activations_of(shape: PretrainedConfig, tokens: float, model: ModelConfig) -> float:
-    """Return the GB of activations that are saved for the backward pass of ``tokens`` tokens per worker."""
+    """Return the size in GB of the activations saved for the backward pass of ``tokens`` tokens per worker."""
     scale, d, layers = itemsize_of(model.param_dtype) / 2, shape.hidden_size, shape.num_hidden_layers
     # Given a padding mask, torch's attention repeats keys and values for every query head.
     keys = matrices_of(shape)["k_proj" if model.use_remove_padding else "q_proj"][1]
@@ -90,7 +90,7 @@ def parts_of(shape: PretrainedConfig, model: ModelConfig, workers: int, learns: 
 
 
 def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedConfig]) -> dict[str, Parts]:
-    """Estimate the GB per GPU by phase and component. ``shapes`` has keys of ``config.models``, at least ``model``."""
+    """Estimate GPU memory (GB) by phase and component. ``shapes`` has keys of ``config.models``, at least ``model``."""
     model, actor, rollout, longest = config.model, config.actor, config.rollout, config.max_sequence_length
     policy, learners = shapes["model"], {"model": "", "critic.model": "critic "}
     workers, models = config.trainer.world_size, config.models
@@ -163,7 +163,7 @@ def estimate(config: PPOConfig, gpu_gb: float, shapes: Mapping[str, PretrainedCo
 
 
 def _syncing(config: PPOConfig, shape: PretrainedConfig) -> float:
-    """Return the bytes for a weight sync: a bucket, this worker's shard of it, a full parameter, and vLLM's copy."""
+    """Return the bytes for a weight sync: a bucket, this worker's shard of it, one full parameter, and vLLM's copy."""
     rollout, itemsize = config.rollout, itemsize_of(config.rollout.dtype)
     largest: int = itemsize * shape.vocab_size * shape.hidden_size
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * parameters_of(shape)[0])
@@ -173,7 +173,7 @@ def _syncing(config: PPOConfig, shape: PretrainedConfig) -> float:
 
 
 def _engine(config: PPOConfig, shape: PretrainedConfig, gpu_gb: float) -> Parts:
-    """Return the memory components of the rollout engine during sampling. The cache uses the remaining memory."""
+    """Return the memory components of the rollout engine during sampling. The KV cache uses the remaining memory."""
     rollout, length, hf = config.rollout, config.max_sequence_length, config.rollout.name == "hf"
     itemsize = itemsize_of(config.model.param_dtype if hf else rollout.dtype)
     weights = itemsize * parameters_of(shape)[0] / GB

@@ -10,7 +10,7 @@ from verl.run.tracker_backends import Backend
 from verl_pages import PAGE
 
 LAST_PAGE_S = 120.0
-"""Seconds to wait for the report at the end of a run."""
+"""Maximum seconds to wait for the report at the end of a run."""
 
 
 class PageWriter:
@@ -21,11 +21,11 @@ class PageWriter:
         self._folder, self._freq, self._say = folder, freq, say
         self._process: subprocess.Popen[bytes] | None = None
         self._behind = False
-        """Whether a step has been recorded since the last call of :meth:`finish`."""
+        """Whether a step has been recorded since the last call to :meth:`finish`."""
 
     @contextmanager
     def even_after_failure(self) -> Iterator[None]:
-        """If the block raises an exception, write a report of the steps recorded so far."""
+        """Write a report of the steps recorded so far if the block raises an exception."""
         try:
             yield
         except BaseException:
@@ -38,14 +38,14 @@ class PageWriter:
         return Backend(lambda step, metrics: self.after_step(step), self.stop)
 
     def after_step(self, step: int) -> None:
-        """Start writing the report if one is due and the previous one has been written."""
+        """Start writing the report if it is due and no report is being written."""
         self._behind = True
         running = self._process is not None and self._process.poll() is None
         if self._freq > 0 and step > 0 and step % self._freq == 0 and not running:
             self._start()
 
     def finish(self) -> None:
-        """Write the report on the whole run and print its path."""
+        """Write the report of the whole run and print its path."""
         self._behind = False
         self.stop()
         if self._freq < 0:

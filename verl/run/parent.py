@@ -1,7 +1,7 @@
 """Runs a job in a child process, and reports failures that the child cannot report itself.
 
-Ray silently kills a process that has lost its node manager (the raylet), and the system kills a process that uses too
-much memory. The parent process then prints an error and how to resume the run, and sets the exit code.
+Ray silently kills processes that have lost their node manager (the raylet), and the system kills processes that use too
+much memory. The parent then prints an error and how to resume the run, and sets the exit code.
 """
 
 import ctypes
@@ -17,20 +17,20 @@ from verl.cluster.environment import REQUEUE
 from verl.config.common import RunConfig
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
-"""Signals to forward to the child."""
+"""Signals that the parent forwards to the child."""
 
 SI_KERNEL = 0x80
-"""Linux code of signals sent by terminal keys. The child also receives such signals directly."""
+"""Linux code for signals sent by terminal keys, which the child also receives directly."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: the signal that a process receives when its parent ends."""
+"""Linux ``prctl`` option that sets the signal sent to a process when its parent ends."""
 
 
 def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
     """Call ``run`` in a child process, and exit with the child's code unless it is 0.
 
-    Call this before large imports, so that this process stays small. On systems other than Linux, it calls ``run`` in
-    this process.
+    Call this function before large imports, so that this process stays small. On systems other than Linux, ``run`` is
+    called in this process instead.
 
     Raises:
         SystemExit: With the child's exit code, 75 if Ray killed the child, or 128 + N if signal N did.
@@ -60,7 +60,7 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:
-    """Call ``run`` in a child process that is killed if its parent ends, and write to ``writer`` when ``run`` ends."""
+    """Call ``run`` in the child, which is killed if its parent ends, and write to ``writer`` when ``run`` ends."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -91,7 +91,7 @@ def _forward_signals_until_end(child: int, alone: bool) -> int:
 
 
 def _report(code: int, trainer: RunConfig) -> int:
-    """Report the end of a child that could not report it itself, and return the exit code."""
+    """Print an error for a child that ended without reporting one, and return the exit code."""
     if code < 0:
         memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
         print(f"error: the run was ended by {signal.Signals(-code).name}{memory}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Parses a run's config, and checks the model, data and folder that it names."""
+"""Parses a run's config and checks the model, data and folder that it specifies."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT")
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
-    """Parse the config, and check that the model and the data exist and that the run can use its folder.
+    """Parse the config, and check that the model and the data exist and that the run folder can be used.
 
     Raises:
         ConfigError: If ``parse_config`` raises it, a file or model is missing, or the folder's run cannot be resumed.
@@ -56,12 +56,12 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _resolve_model(model: Any) -> Any:
-    """Return the model config with its path resolved to a shipped model or a run's newest model, if it names one."""
+    """Return the model config with ``path`` resolved if it refers to a shipped model or a run's newest model."""
     return replace(model, path=find_model(model.path))
 
 
 def _absolute(model: Any) -> Any:
-    """Return the model config with the path of a local folder made absolute. Hub ids are unchanged."""
+    """Return the model config with an absolute path if the model is a local folder. Hub ids are unchanged."""
     folder = Path(model.path)
     return replace(model, path=str(folder.resolve())) if folder.exists() else model
 
@@ -109,14 +109,14 @@ def _require_run_folder(trainer: RunConfig) -> None:
 
 
 def _is_temporary(path: Path) -> bool:
-    """Return whether a file in a run's folder is the lock, the attempt, or a partial file left by a killed run."""
+    """Return whether a file in a run folder is the lock file, the attempt file, or a partial file of a killed run."""
     return path.name in (LOCK, ATTEMPT) or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise a ``ConfigError`` that names ``field`` if a folder has no model. Accept hub ids (``owner/name``).
+    """Raise a ``ConfigError`` for ``field`` if a folder has no model. Hub ids (``owner/name``) are accepted.
 
-    A path below ``data/`` always denotes a folder, because ``data/`` contains the shipped model.
+    Paths below ``data/`` are always treated as folders, because ``data/`` contains the shipped model.
     """
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
@@ -133,7 +133,7 @@ def require_model(field: str, path: str) -> None:
 
 
 def _refuse_unmerged(field: str, folder: Path) -> None:
-    """Raise a ``ConfigError`` that locates the model if ``folder`` is a checkpoint folder without a model."""
+    """Raise a ``ConfigError`` with the model's location if ``folder`` is part of a checkpoint but has no model."""
     if any(folder.glob("*.safetensors")):
         return
     for part in (folder.parent, folder, folder / "actor"):
@@ -147,5 +147,5 @@ def _refuse_unmerged(field: str, folder: Path) -> None:
 
 
 def _in_data(path: Path) -> bool:
-    """Return whether the path is below ``data/``, which contains the shipped data and model."""
+    """Return whether the path is in ``data/``, which contains the shipped data and model."""
     return path.parts[:1] == ("data",)

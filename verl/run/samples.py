@@ -1,6 +1,6 @@
-"""Stores responses of a run in its folder ``samples/``, as one Parquet file per training step and validation.
+"""Stores a run's responses in its ``samples/`` folder, as one Parquet file per training step and validation.
 
-A file becomes visible only when complete. Any Parquet reader can load all files: ``pandas.read_parquet(folder)``.
+Files become visible only when complete. Any Parquet reader can load the folder: ``pandas.read_parquet(folder)``.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ Split = Literal["train", "val"]
 
 
 class SampleStore:
-    """A context manager that writes samples in the background and waits for all writes on exit.
+    """Context manager that writes samples in the background and waits for all writes on exit.
 
-    If the disk is full or fails, the store prints one warning and writes no more samples, but the run continues.
+    If the disk is full or fails, the store prints a warning and stops writing samples, but the run continues.
 
-    Once a newer attempt than ``attempt`` has taken over, writes raise ``StaleAttempt``.
+    Writes raise ``StaleAttempt`` once an attempt newer than ``attempt`` has taken over.
     """
 
     def __init__(self, root: Path, config: SamplesConfig, attempt: Attempt, say: Callable[[str], None]) -> None:
@@ -47,12 +47,12 @@ class SampleStore:
             self._thread.shutdown()
 
     def wants(self, split: Split, step: int) -> bool:
-        """Return whether the responses of this step are to be stored."""
+        """Return whether to store the responses of this step."""
         freq = self.config.freq
         return freq > 0 and not self._failed and (split == "val" or step == 1 or step % freq == 0)
 
     def keep(self, split: Split, step: int, make_table: Callable[[], pa.Table]) -> None:
-        """Wait for the previous table, then write the table that ``make_table`` returns, in the background."""
+        """Wait for the previous table to be written, then write the table from ``make_table`` in the background."""
         self.flush()
         if self.wants(split, step):
             self._pending = self._thread.submit(self._write, SampleFile(step, split), make_table)
@@ -81,7 +81,7 @@ class SampleStore:
 
 
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
-    """Yield files to remove until the remaining files take up at most ``limit`` bytes, but never the newest file.
+    """Yield files to remove until the others take up at most ``limit`` bytes, but never the newest file.
 
     Training files are removed first. Each pass over a split removes every other file, oldest first.
     """
@@ -95,7 +95,7 @@ def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFi
 
 
 def _halvings(step: int) -> int:
-    """Return a rank that grows with the number of times ``step`` can be halved, and is largest for step 0."""
+    """Return a rank that increases with the number of times ``step`` can be halved, and is largest for step 0."""
     return (step & -step).bit_length() if step else 64
 
 

@@ -46,14 +46,14 @@ MAX_WORKERS_PER_CORE = 3
 """Maximum number of workers per core on a machine without GPUs. veRL's default of 8 workers is for GPU machines."""
 
 JUDGE_SHARE = 0.1
-"""Share of each GPU that a frozen judge takes from those that Ray lends; its memory is an option."""
+"""Fraction of each GPU that Ray reserves for a frozen judge. The judge's memory is set by an option."""
 
 RELEASE_S = 30.0
-"""Seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
+"""Maximum seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
 
 
 class RaySession(ExitStack):
-    """A context manager for worker groups on a Ray cluster. The first group also starts the cluster.
+    """Context manager for worker groups on a Ray cluster. Starting the first group also starts the cluster.
 
     Args:
         machines: Options for the machines of an existing cluster.
@@ -74,9 +74,9 @@ class RaySession(ExitStack):
         self.nnodes, self.workers_per_node, self.device_type = nnodes, workers_per_node, device_type
         self.machines, self.folder, self.files = machines, folder, files
         self.largest_batch = (0, 0)
-        """Maximum number of rows, and of tokens per row, in one message."""
+        """Maximum number of episodes in one message, and of tokens per episode."""
         self.pool = (0, 0)
-        """Number of machines and of workers per machine for separate engines."""
+        """Number of machines, and of workers per machine, for separate engines."""
         self.weight_bytes = 0
         """Size in bytes of the weights sent to the separate engines."""
         self.machines_gathered = False
@@ -91,7 +91,7 @@ class RaySession(ExitStack):
 
     @property
     def busy_cores(self) -> int:
-        """Number of this machine's cores that its workers use."""
+        """Number of this machine's cores that the session's workers use."""
         on_gpu = self.device_type == "cuda"
         return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
@@ -106,7 +106,7 @@ class RaySession(ExitStack):
             self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
 
     def wait_for_pool(self, say: Callable[[str], None], interrupt: Callable[[], None]) -> None:
-        """If there are separate engines, wait for machines with room for both groups, or raise ``NoRoom``."""
+        """Wait for machines with room for both worker groups if engines are separate, or raise ``NoRoom``."""
         if self.pool[0]:
             groups = [(self.nnodes, self.workers_per_node), self.pool]
             wait_for_room(groups, self.device_type, self.machines.machines_timeout_s, say, interrupt)
@@ -154,10 +154,10 @@ class RaySession(ExitStack):
 
 
 class TrainingRun(RaySession):
-    """Context manager that locks the folder of a training run and makes one or more attempts to complete the run.
+    """Context manager that locks a training run's folder and makes one or more attempts to complete the run.
 
     At the end of each attempt, the workers and Ray are stopped before unfinished checkpoints are removed. If the run
-    fails or is interrupted, it prints the command that resumes the run to stderr.
+    fails or is interrupted, the command that resumes it is printed to stderr.
     """
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
@@ -219,7 +219,7 @@ class TrainingRun(RaySession):
         return resumption is not None and resumption.folder.parent == self.folder.resolve()
 
     def report_complete(self, resumption: Resumption, summary: Mapping[str, Any]) -> None:
-        """Report that the last step is done, and write the summary if the run ended before writing it."""
+        """Report that the run is complete, and write the summary if the run ended before writing it."""
         if not (self.folder / "summary.json").exists():
             self.write_summary(summary)
         longer = "; raise trainer.total_training_steps to train longer" if self.is_complete(resumption) else ""
@@ -229,7 +229,7 @@ class TrainingRun(RaySession):
     def start(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str]
     ) -> tuple[Tracker, WorkerGroup]:
-        """Start an attempt: drop records of steps that will be repeated, open the tracker and start the workers."""
+        """Start an attempt: drop records of steps to be repeated, open the tracker and start the workers."""
         trainer = self.config.trainer
         workers = f"{self.world_size} {self.device_type} worker{'s' * (self.world_size > 1)}"
         self.display.say(f"{trainer.experiment_name}: {self.steps} steps on {workers}, into {self.folder}")
@@ -289,10 +289,9 @@ class TrainingRun(RaySession):
         return group
 
     def _check_crowding(self, cores: int) -> None:
-        """Warn if there are more workers, each a process with its own model, than cores on this machine.
+        """Warn if this machine has fewer cores than workers, each of which is a process with its own model.
 
-        Raises:
-            ConfigError: If there are more than ``MAX_WORKERS_PER_CORE`` workers per core.
+        Raises ``ConfigError`` if there are more than ``MAX_WORKERS_PER_CORE`` workers per core.
         """
         engines = math.prod(self.pool)
         count, options = self.world_size + engines, f"trainer.n_gpus_per_node={self.workers_per_node}"
@@ -311,13 +310,13 @@ class TrainingRun(RaySession):
         )
 
     def _supervision(self, kind: str, folder: str = "") -> Supervision:
-        """Return the supervision of workers of a kind, with their logs in a folder of the attempt's."""
+        """Return the supervision options for a kind of worker, with logs in a subfolder of the attempt's logs."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
         return Supervision(*times, logs / folder, kind, self.display.stage, self.preemption.check)
 
     def _check_devices(self, sizes: list[int]) -> None:
-        """Warn if the models may not fit on GPUs with these sizes in bytes, where 0 stands for a CPU."""
+        """Warn if the models may not fit on the devices. Sizes are GPU memory in bytes, or 0 for a CPU."""
         config = self.config
         # A run that only validates needs neither gradients nor moments.
         if isinstance(config, PPOConfig) and min(sizes) and not config.trainer.val_only:
@@ -351,7 +350,7 @@ class TrainingRun(RaySession):
                 self._begin_attempt()
 
     def _machine_error(self, error: Exception) -> MachineError | None:
-        """Return an attempt's error as a machine failure, which a new attempt may avoid, or None for other errors."""
+        """Return a machine failure for an error that a new attempt may avoid, or None for other errors."""
         if isinstance(error, MachineError):
             return error
         resumed = 0 if self.resumption is None else self.resumption.step
@@ -410,7 +409,6 @@ class TrainingRun(RaySession):
         return 0 if self.tracker is None else self.tracker.step
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``."""
         self.attempt.check(self.folder / "summary.json")
         write_summary(self.folder, summary)
 

@@ -42,17 +42,16 @@ from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 FAILURES = ("timeout", "memory", "crash")
-"""Reasons of verdicts on responses with which a function exceeded its limits."""
+"""Verdict reasons for functions that exceeded their limits or crashed."""
 
 
 class TrainingSetup:
-    """Data, tokenizers and user code of a run, loaded with all checks that are possible before Ray starts.
+    """Data, tokenizers and user code of a run, with all checks that are possible before Ray starts.
+
+    Raises ``ConfigError`` if the config does not fit the data or the machine, or custom code cannot be used.
 
     Args:
         checks: Additional checks by the trainer, which raise ``ConfigError`` if it does not support the config.
-
-    Raises:
-        ConfigError: If the config does not fit the data or the machine, or custom code cannot be used.
     """
 
     def __init__(self, config: PPOConfig, checks: Sequence[Callable[[PPOConfig], object]] = ()) -> None:
@@ -89,7 +88,7 @@ class TrainingSetup:
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
         """Tokenizer of the reward model, or None if there is no reward model."""
         self.judge_tokenizer: PreTrainedTokenizerBase | None = None
-        """Tokenizer of a judge that is a model in the run, or None."""
+        """Tokenizer of a judge model that is part of the run, or None."""
         with mistakes.collected():
             self.judge_tokenizer = judge_tokenizer(config, self.tokenizer, self.device_type)
         with mistakes.collected():
@@ -103,7 +102,7 @@ class TrainingSetup:
         self.steps = trainer.num_steps(self.steps_per_epoch)
         """Number of steps of the whole run."""
         self.method = self.new_method()
-        """Method instance used only for checks, because each attempt creates a new one."""
+        """Method instance used only for checks. Each attempt creates a new instance."""
         if self.method.candidates_per_prompt > 1:
             self.steps_per_epoch = self._steps_per_epoch(self.method.candidates_per_prompt)
             self.steps = self.method.method.total_steps = trainer.num_steps(self.steps_per_epoch)
@@ -127,7 +126,7 @@ class TrainingSetup:
         self.teacher_server = self._teacher_server()
         """Client of an external teacher server, or None."""
         self.teacher_prompts = self._teacher_prompts()
-        """Prompts of the teacher, or None if the teacher uses the policy's prompts."""
+        """Prompts for the teacher, or None if the teacher uses the policy's prompts."""
         # 6. Steps.
         check_profile_steps(trainer.profile_steps, self.steps)
         if trainer.critic_warmup >= self.steps:
@@ -175,11 +174,11 @@ class TrainingSetup:
         return [*self.config.rollout.stop, *stop_strings(self.config.data.template, self.tokenizer)]
 
     def new_method(self) -> MethodCalls:
-        """Return a method in its initial state, so that no state of a failed attempt remains."""
+        """Create the method in its initial state, without state from any failed attempt."""
         return MethodCalls(self.config, self.tokenizer, self.train_set.records, self.steps)
 
     def new_loader(self) -> StatefulDataLoader:
-        """Return a loader of training prompts, starting with the first batch."""
+        """Return a loader of training prompts that starts with the first batch."""
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
 
@@ -214,9 +213,9 @@ class TrainingSetup:
 def judge_tokenizer(
     config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str
 ) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a judge that is a model in the run, or None.
+    """Return the tokenizer of a judge model that is part of the run, or None.
 
-    Raises ``ConfigError`` if the model cannot judge.
+    Raises ``ConfigError`` if the model cannot be used as a judge.
     """
     judge, field = config.reward_score.judge, "reward_score.judge.model.path"
     path = judge.model.path
@@ -247,11 +246,9 @@ def judge_tokenizer(
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
     """Call each data source's custom function on the source's first record, as in training.
 
-    The response is empty in one call and the ground truth in another; a judge of pairs at an address compares these.
-    Returns a warning for each call that exceeded a limit.
-
-    Raises:
-        ConfigError: If a function raises an error, returns no score, or is for a data source without records.
+    One call has an empty response, and another has the ground truth. An external pairwise judge compares the two.
+    Returns a warning for each call that exceeded a limit. Raises ``ConfigError`` if a function raises an error, returns
+    no score, or is for a data source without records.
     """
     custom = config.paths_of_custom_functions()
     if not custom:
@@ -291,7 +288,7 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
 
 
 def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLoss) -> None:
-    """Raise ``ConfigError`` if the policy loss cannot learn from a batch composed by the method."""
+    """Raise ``ConfigError`` if the policy loss does not support batches composed by the method."""
     needs = loss.needs
     if not method.overrides("learn_from"):
         return
@@ -303,7 +300,7 @@ def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLo
 
 
 def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
-    """Raise ``ConfigError`` if a model does not fit its options, the tokenizer or the sequence lengths."""
+    """Raise ``ConfigError`` if a model is incompatible with its options, the tokenizer or the sequence lengths."""
     for prefix, model in config.models.items():
         field, longest = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
         if prefix == "reward_model.model":
@@ -327,7 +324,7 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
 
 
 def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
-    """Raise ``ConfigError`` if ``trainer.profile_steps`` names a step after the end of the run."""
+    """Raise ``ConfigError`` if ``trainer.profile_steps`` contains a step after the end of the run."""
     late = [step for step in steps if step > total_steps]
     if late:
         raise ConfigError(f"trainer.profile_steps={list(steps)}: the run has {total_steps} steps; leave out {late}")

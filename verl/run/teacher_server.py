@@ -26,10 +26,10 @@ KEY = "OPENAI_API_KEY"
 FIELD = "teacher.server.address"
 
 BYTES_PER_TOKEN = 1 << 10
-"""Maximum size of an answer per token of the request, in addition to ``MAX_BYTES``."""
+"""Maximum size of the server's answer in bytes per token of the request, in addition to ``MAX_BYTES``."""
 
 MAX_TEXTS = 100
-"""Maximum number of texts on which the tokenizers of policy and server are compared."""
+"""Maximum number of texts on which the policy's and the server's tokenizers are compared."""
 
 TEXTS = (
     *("What is 12 * 34?", " leading and trailing ", "\n\n\tdef f(x):\n        return x**2\n", "1234567890", "3.14e-10"),
@@ -43,32 +43,31 @@ TEXTS = (
     *("Stra\u00dfe na\u00efve caf\u00e9", "\u4eca\u5929\u5929\u6c14", "\u041f\u0440\u0438\u0432\u0435\u0442"),
     *("\u0645\u0631\u062d\u0628\u0627", "\U0001f600\U0001f44d\U0001f3fd", "e\u0301\u200b|"),
 )
-"""Various texts on which tokenizers are compared, followed by texts of the run."""
+"""Texts on which the tokenizers are compared, in addition to texts of the run."""
 
 LOWEST = -1e30
-"""Lower bound of valid log-probabilities, which float32 can represent."""
+"""Lower bound on valid log-probabilities, which float32 can represent."""
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the first retry of a request. Each further pause is twice as long."""
+"""Seconds before the first retry of a request. The delay doubles with each further retry."""
 
 
 class TeacherServer:
-    """Client of the teacher at ``options.address``, which is checked on construction.
+    """Client of the teacher at ``options.address``. The constructor checks the server.
+
+    Raises ``ConfigError`` if the server does not answer, serves several models without one being selected, uses a
+    different tokenizer, or does not return the log-probabilities of a prompt.
 
     Args:
         tokenizer: The policy's tokenizer.
         texts: Texts of the run. The server must tokenise these and ``TEXTS`` like ``tokenizer``.
-
-    Raises:
-        ConfigError: If the server does not answer, serves several models of which none is chosen, uses a different
-            tokenizer, or does not return the log-probabilities of a prompt.
     """
 
     def __init__(self, options: TeacherServerConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
         self.options = options
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
-        """The server's ``max_model_len``, or None if unknown. A prompt and its response together must be shorter."""
+        """The server's ``max_model_len``, or None if unknown. A prompt and its response must be shorter in total."""
         self.note = ""
         """Warning that the tokenizers could not be compared, or an empty string."""
         try:
@@ -80,7 +79,7 @@ class TeacherServer:
         """Return the teacher's log-probability of each response token of ``batch``, [M] float32, in nats.
 
         Raises:
-            ConfigError: If a row reaches the server's ``limit``.
+            ConfigError: If a sequence reaches the server's ``limit``.
             MachineError: If a request fails ``max_retries + 1`` times.
         """
         rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
@@ -110,7 +109,7 @@ class TeacherServer:
             return await asyncio.gather(*map(score, rows))
 
     async def _score(self, session: aiohttp.ClientSession, row: list[int]) -> list[float]:
-        """Return the log-probability of each token of ``row``, and 0 for its first token."""
+        """Return the log-probability of each token in ``row``, with 0 for the first token."""
         # vLLM generates at least one token, which is not read; prompt_logprobs=0 asks for the prompt's tokens alone.
         body = {"model": self.options.model, "prompt": row, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
         answer = await self._ask(session, "POST", f"{self._url}/completions", body, len(row))
@@ -128,7 +127,7 @@ class TeacherServer:
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, num_tokens: int = 0
     ) -> Any:
-        """Send a request with up to ``max_retries`` retries, and return the JSON value of the answer."""
+        """Send a request, retrying up to ``max_retries`` times, and return the answer's JSON value."""
         pause = FIRST_PAUSE_S
         for left in reversed(range(self.options.max_retries + 1)):
             try:
@@ -171,7 +170,7 @@ class TeacherServer:
     async def _compare_tokenizers(
         self, session: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
     ) -> None:
-        """Raise ``ServerError`` if the server tokenises a text differently from the policy's tokenizer."""
+        """Raise ``ServerError`` if the server and the policy's tokenizer tokenise a text differently."""
         url = f"{self._url.removesuffix('/v1')}/tokenize"
         for text in texts:
             body = {"model": self.options.model, "prompt": text, "add_special_tokens": False}

@@ -1,4 +1,4 @@
-"""Checks the trackers in ``trainer.logger`` before a run starts, and defines a recording backend for each.
+"""Checks the trackers in ``trainer.logger`` before a run starts, and defines a backend for each tracker.
 
 Packages are imported only in runs that use them, because mlflow and swanlab are optional.
 """
@@ -26,13 +26,13 @@ MLFLOW_ID = "mlflow_id.txt"
 """File in a run's folder with the id of the mlflow run to resume."""
 
 PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab")
-"""Trackers that need a package of the same name."""
+"""Trackers that require a package with the same name."""
 
 Metrics = Mapping[str, float]
 
 
 class Table(NamedTuple):
-    """A table of text and numbers, which is recorded in addition to metrics."""
+    """Table of text and numbers to record in addition to metrics."""
 
     columns: list[str]
     rows: list[list[str | float | None]]
@@ -40,17 +40,17 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """A destination of metrics."""
+    """Destination to which metrics are written."""
 
     log: Callable[[int, Metrics], None]
     close: Callable[[], None]
     table: Callable[[int, str, Table], None] = lambda step, name, table: None
-    """Record ``table`` under ``name``; a no-op for most trackers."""
+    """Function that records a table under ``name``, or does nothing for most trackers."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Information about a run for trackers."""
+    """Information about a run that is passed to trackers."""
 
     folder: Path
     project: str
@@ -61,10 +61,9 @@ class RunInfo:
 
 
 def check_trackers(loggers: Sequence[str]) -> None:
-    """Check that all trackers can be used, before the run starts.
+    """Check that all trackers are usable before the run starts.
 
-    Raises:
-        ConfigError: If a package or an API key is missing.
+    Raises ``ConfigError`` if a package or an API key is missing.
     """
     for name in loggers:
         field = f"trainer.logger={name!r}"
@@ -84,7 +83,7 @@ def check_trackers(loggers: Sequence[str]) -> None:
 
 
 def _check_wandb(field: str) -> None:
-    """Raise ``ConfigError`` if wandb rejects its settings, or needs an API key but has none."""
+    """Raise ``ConfigError`` if wandb rejects its settings or lacks a required API key."""
     import wandb
 
     fix = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record here; or leave it out"
@@ -102,12 +101,10 @@ def _check_wandb(field: str) -> None:
 
 
 def keep_records(path: Path, last_step: int) -> Path | None:
-    """Remove the records of steps after ``last_step``, and an incomplete last line.
+    """Remove the records of steps after ``last_step`` and an incomplete last line.
 
-    If other lines are damaged, copy the file, keep only the readable records, and return the copy's path.
-
-    Raises:
-        ConfigError: If the file cannot be read or copied.
+    If other lines are damaged, the file is copied first, only readable records are kept, and the copy's path is
+    returned. Raises ``ConfigError`` if the file cannot be read or copied.
     """
     try:
         lines = [(_step_of(line), line) for line in path.read_bytes().split(b"\n")]
@@ -136,13 +133,13 @@ def _step_of(line: bytes) -> int | None:
 
 
 def jsonl_backend(path: Path) -> Backend:
-    """Return a backend that writes one line per step, in which ``step`` precedes the metrics."""
+    """Return a backend that writes one JSON line per step, with ``step`` before the metrics."""
     file = os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
     return _lines(path, file, lambda step, metrics: {"step": step, **metrics})
 
 
 def _file_backend(run: RunInfo) -> Backend:
-    """Return a backend for the file ``VERL_FILE_LOGGER_PATH``, if set, in veRL's format with metrics in ``data``."""
+    """Return a backend that writes veRL's format, with metrics in ``data``, to ``VERL_FILE_LOGGER_PATH`` if set."""
     path = os.environ.get("VERL_FILE_LOGGER_PATH")
     if not path:
         return Backend(lambda step, metrics: None, lambda: None)

@@ -34,7 +34,7 @@ from verl_pages.run_folder import METRICS, START, SUMMARY
 
 
 class Tracker:
-    """Appends one record per step to every backend. Call :func:`drop_records` first to remove repeated steps.
+    """Appends one record per step to every backend. Call :func:`drop_records` first to remove steps to be repeated.
 
     Args:
         loggers: Names in ``BACKENDS`` to open. ``console`` is handled by the progress display.
@@ -65,14 +65,13 @@ class Tracker:
         self._backends = [jsonl_backend(folder / METRICS), *opened]
 
     def add(self, backend: Backend) -> None:
-        """Add a backend that records after the existing backends."""
+        """Add a backend, which is called after the existing backends."""
         self._backends.append(backend)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the scalars of one step, sorted by name.
 
-        Raises:
-            StaleAttempt: If a newer attempt has taken over the folder.
+        Raises ``StaleAttempt`` if a newer attempt has taken over the folder.
         """
         if self._attempt is not None:
             self._attempt.check(self._folder / METRICS)
@@ -82,7 +81,7 @@ class Tracker:
             backend.log(step, ordered)
 
     def log_table(self, step: int, name: str, table: Table) -> None:
-        """Record a table of one step, before the step's scalars, in the trackers that support tables."""
+        """Record a step's table before its scalars, in all trackers that support tables."""
         for backend in self._backends:
             backend.table(step, name, table)
 
@@ -93,12 +92,10 @@ class Tracker:
 
 
 def drop_records(folder: Path, last_step: int | None) -> list[str]:
-    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None. Return notes.
+    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None, and return notes.
 
-    TensorBoard hides later steps automatically, and wandb ignores steps it has already seen.
-
-    Raises:
-        ConfigError: If ``metrics.jsonl`` is not a file or cannot be rewritten.
+    TensorBoard hides later steps automatically, and wandb ignores steps it has already seen. Raises ``ConfigError`` if
+    ``metrics.jsonl`` is not a file or cannot be rewritten.
     """
     (folder / SUMMARY).unlink(missing_ok=True)
     path = folder / METRICS
@@ -113,7 +110,7 @@ def drop_records(folder: Path, last_step: int | None) -> list[str]:
 
 
 def set_aside_records(folder: Path) -> None:
-    """Rename the records of a run that left no checkpoint here, so that the next run does not delete them."""
+    """Rename the records of a run without a checkpoint in this folder, so that the next run does not delete them."""
     path = folder / METRICS
     if path.is_file() and len(path.read_bytes().splitlines()) > 1:
         path.rename(free_name(path, "."))
@@ -130,13 +127,13 @@ def write_start(folder: Path) -> None:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write ``summary.json`` with the given results, package versions and the git revision."""
+    """Write ``summary.json`` with the results in ``summary``, package versions and the git revision."""
     complete = {**summary, "versions": versions(), "git_revision": git_revision()}
     replace_text(folder / SUMMARY, json.dumps(complete, indent=2) + "\n")
 
 
 def steps_done(summary: Path) -> int:
-    """Return the number of steps that ``summary.json`` at this path records, or 0 if it is unreadable."""
+    """Return the number of steps recorded in this ``summary.json``, or 0 if the file is unreadable."""
     try:
         steps = json.loads(summary.read_text())["steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -151,7 +148,7 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """Return the commit of the project's checkout, with ``-dirty`` after local changes, or None outside a checkout."""
+    """Return the project's git commit, with ``-dirty`` if there are local changes, or None outside a checkout."""
     command = ["git", "-C", str(Path(verl.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

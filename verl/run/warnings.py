@@ -10,11 +10,11 @@ from verl.method.calls import MethodCalls
 from verl.rewards.registry import rewards_boxes
 
 TRIED_PROMPTS = 16
-"""Number of prompts that :func:`form_warnings` reads per data source."""
+"""Number of prompts per data source that :func:`form_warnings` checks."""
 
 
 def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return a warning for each data source whose first prompts do not ask for the answer format that is rewarded.
+    """Return a warning for each data source whose first prompts do not ask for the rewarded answer format.
 
     Data sources are skipped if they have custom functions or if their verifiers do not expect boxed answers.
     """
@@ -74,7 +74,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
 
 
 def start_notes(config: PPOConfig) -> list[str]:
-    """Return notes on mini-batches that do not divide the batch, the critic of ``gae``, and the judge."""
+    """Return notes on a smaller last mini-batch, the critic of ``gae``, and the judge."""
     batch, size = config.data.train_batch_size, config.actor.ppo_mini_batch_size
     notes = []
     if batch % size:
@@ -96,7 +96,7 @@ def start_notes(config: PPOConfig) -> list[str]:
 
 
 def prefix_warnings(config: PPOConfig) -> list[str]:
-    """Return a warning if even the longest response has too few prefixes, so that its acceleration is always 0."""
+    """Return a warning if even the longest response has too few prefixes for a nonzero acceleration."""
     calculator, longest = config.calculator, config.data.max_response_length
     if not (calculator.enable and calculator.compute_diff):
         return []

@@ -16,17 +16,17 @@ from verl.single_controller.worker_group import WorkerGroup
 
 
 class _Restart(NamedTuple):
-    """Processes that are starting to replace a lost engine."""
+    """Processes being started to replace a lost engine."""
 
     hosts: list[Any]
     calls: list[Any]
     """Pending calls to these processes."""
     identities: list[Identity] | None
-    """Identities of all workers, including the new ones, or None until the new processes are prepared."""
+    """Identities of all workers, including replacements, or None until the new processes are prepared."""
 
 
 class EnginePool(WorkerGroup):
-    """Worker group in which each engine is a separate world, so that the other engines can continue if one is lost.
+    """Worker group in which each engine forms a separate world, so that other engines can continue if one is lost.
 
     Args:
         arguments, options: Arguments of :class:`WorkerGroup`; each engine consists of ``workers_per_world`` workers.
@@ -41,13 +41,13 @@ class EnginePool(WorkerGroup):
         self.background = ThreadPoolExecutor(1, "sampling")
         """Thread that runs sampling calls while the trainer works; it is shut down with the engines."""
         self._restarts: dict[int, _Restart] = {}
-        """Restarts in progress, keyed by the engine's first rank."""
+        """Engine restarts in progress, keyed by the first rank of the engine."""
         self._replacing = threading.Lock()
         self._closed = False
         super().__init__(*arguments, **options)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
-        """Like :meth:`WorkerGroup.run`, but return only the results of workers that survive the call."""
+        """Like :meth:`WorkerGroup.run`, but return results only from workers that survive the call."""
         ranks = {self.call(rank, method, arguments): rank for rank in self.living}
         replies: dict[Any, Any] = {}
         started = time.monotonic()
@@ -60,9 +60,9 @@ class EnginePool(WorkerGroup):
         return [self.received(replies[call]) for call, rank in ranks.items() if rank in self.living]
 
     def leave_out(self, error: MachineError) -> int:
-        """Continue without the lost worker's engine and return the worker's rank.
+        """Continue without the lost worker's engine, and return the worker's rank.
 
-        Raise ``error`` if no engine would be left, its rank is unknown, the pool is closed, or ``goes_on`` is False.
+        Raises ``error`` if no engine would remain, the rank is unknown, the pool is closed, or ``goes_on`` is False.
         """
         rank = error.rank
         if rank is None or not self._goes_on or self._closed or len(self.living) == self._workers_per_world:
@@ -76,9 +76,9 @@ class EnginePool(WorkerGroup):
         return rank
 
     def replace_lost(self) -> bool:
-        """Add replacement engines that are ready, start missing ones, and return whether any engine was added.
+        """Add replacement engines that are ready, start missing ones, and return whether an engine was added.
 
-        Never blocks. Added engines have no weights yet.
+        The call never blocks. Added engines do not have weights yet.
         """
         size, before = self._workers_per_world, len(self.living)
         with self._replacing:
@@ -98,7 +98,7 @@ class EnginePool(WorkerGroup):
         return len(self.living) > before
 
     def _next_stage(self, first: int, restart: _Restart) -> None:
-        """Turn prepared processes into workers, or started workers into an engine of the pool."""
+        """Start workers in prepared processes, or add workers that have started to the pool as an engine."""
         results, ranks = ray.get(restart.calls), self._world_of(first)
         if restart.identities is None:
             identities = self._supervisor.identities.copy()
@@ -117,7 +117,6 @@ class EnginePool(WorkerGroup):
         return range(first, first + self._workers_per_world)
 
     def close(self) -> None:
-        """Stop the workers."""
         with self._replacing:
             # The sampling thread may be about to start new engines.
             self._closed = True

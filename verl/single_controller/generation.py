@@ -1,4 +1,4 @@
-"""Samples responses with all engines of a run, assigning requests to them."""
+"""Assigns requests to all engines of a run and samples the responses."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from verl.rollout.requests import ResponseRequests, occurrences, response_stream
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
-"""Number of engine steps between two replies of an engine."""
+"""Number of steps that an engine runs before it replies."""
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class EngineCalls:
     method: str
     """Name of the worker method to call."""
     copies: int
-    """Number of consecutive workers per engine. All workers are called, but only the first result is used."""
+    """Number of consecutive workers per engine. All of them are called, but only the first worker's result is used."""
 
     def __post_init__(self) -> None:
         self._ranks = self.workers.living.copy()
@@ -40,26 +40,24 @@ class EngineCalls:
 
     @property
     def busy(self) -> bool:
-        """Whether any engine has not replied yet."""
+        """Whether any engine still has to reply."""
         return bool(self._calls)
 
     def send(self, engine: int, *arguments: Any) -> None:
-        """Call ``engine``, which must be idle."""
+        """Send a call to ``engine``, which must be idle."""
         assert engine not in self._calls, f"engine {engine} is busy"
         ranks = self._ranks[engine * self.copies : (engine + 1) * self.copies]
         self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
 
     def check(self) -> None:
-        """Check supervision and time limits between replies."""
+        """Check for failures and time limits between replies."""
         self.workers.check(self.method, self._started)
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
-        """Wait for one or all busy engines, and return ``(engine, reply)`` for each engine that has replied.
+        """Wait for one or all busy engines, and return ``(engine, reply)`` for those that have replied.
 
-        The reply of a lost engine is None.
-
-        Raises:
-            WorkerError: If a worker raised an exception, or was lost and the other workers cannot continue without it.
+        The reply of a lost engine is None. Raises ``WorkerError`` if a worker raised an exception, or if a worker was
+        lost and the others cannot continue without it.
         """
         engines = {call: engine for engine, calls in self._calls.items() for call in calls}
         ranks = {
@@ -101,7 +99,9 @@ def generate_responses(
     conversations: ConversationSetup | None = None,
     version: int | None = None,
 ) -> Batch:
-    """Sample ``sampling.n`` responses per prompt; responses to the same prompt are adjacent.
+    """Sample ``sampling.n`` responses per prompt. Responses to the same prompt are adjacent.
+
+    Raises ``WorkerError`` if a worker raises an exception or dies.
 
     Args:
         workers, copies, deterministic, on_finished, version: See :class:`Generation`.
@@ -110,9 +110,6 @@ def generate_responses(
 
     Returns:
         Episodes with ``tokens``, ``rollout_logprobs``, ``truncated`` and rank metrics; R = ``max_response_length``.
-
-    Raises:
-        WorkerError: If a worker raised or died.
     """
     n = sampling.n
     prompts = [record for record in records for _ in range(n)]
@@ -145,28 +142,27 @@ def generate_responses(
 
 @dataclass(eq=False)
 class Generation:
-    """One pass of all engines over ``requests``; each request is identified by its row index.
+    """A pass of all engines over ``requests``, each of which is identified by its index in the batch.
 
-    Raises:
-        WorkerError: If the weights of an engine do not have the expected ``version``.
+    Raises ``WorkerError`` if an engine's weights do not have the required ``version``.
     """
 
     workers: WorkerGroup
-    """Workers with an engine, such as :class:`verl.workers.hybrid.HybridWorker`."""
+    """Workers that contain an engine, such as :class:`verl.workers.hybrid.HybridWorker`."""
     copies: int
     """Number of consecutive workers that form one engine."""
     requests: ResponseRequests
     deterministic: bool
-    """Whether to assign remaining requests only after all engines have replied. The assignment of requests then depends
-    on response lengths in steps, not on engine speed. Otherwise, an engine receives more requests as soon as it
+    """Whether to assign the remaining requests only after all engines have replied, so that the assignment depends on
+    response lengths in steps, not on engine speed. Otherwise, an engine receives more requests as soon as it
     replies."""
     on_finished: Callable[[Batch], None]
     """Callback that receives responses shortly after they finish."""
     enough: Callable[[Sequence[int]], bool] | None = None
-    """Callback that receives the finished responses after each round of replies; once it returns True, the remaining
-    responses are cut. If the callback is None, all responses are finished."""
+    """Callback that receives all finished responses after each round of replies and returns True to interrupt the
+    remaining ones. If None, sampling continues until all responses have finished."""
     conversations: Conversations | Sessions | None = None
-    """Multi-turn conversations to which the requests belong, or None for single-turn responses."""
+    """Multi-turn conversations of the requests, or None for single-turn responses."""
     steps_per_call: int | None = None
     """Number of engine steps between two replies, or None for ``STEPS_PER_CALL``."""
     version: int | None = None
@@ -184,7 +180,7 @@ class Generation:
         self.queue = RequestQueue(num_first, engines)
         self.calls = EngineCalls(self.workers, "rollout.advance", self.copies)
         self.ended: list[int] = []
-        """Finished responses, in the order in which they finished."""
+        """Indices of finished responses, in order of completion."""
 
     def run(self) -> tuple[list[Batch], Batch | None]:
         """Sample until all responses have finished or ``enough`` returns True.
@@ -250,12 +246,12 @@ class Generation:
             self.on_finished(responses)
 
     def _unfinished(self, engine: int) -> list[int]:
-        """Return the requests of a lost engine that other engines have to finish."""
+        """Return the requests of a lost engine that other engines must complete."""
         elsewhere = {*self.ended, *(() if self.conversations is None else self.conversations.waiting)}
         return [place for place in dict.fromkeys(self.queue.dealt[engine]) if place not in elsewhere]
 
     def _cut(self) -> list[Batch]:
-        """Return the unfinished responses; responses of an engine lost during this call keep their original state."""
+        """Return the unfinished responses. Responses of an engine lost during this call keep their original state."""
         cut = [part for part in self._call_all("rollout.cut") if part is not None]
         left = set(range(len(self.requests.rows))).difference(self.ended)
         if self.conversations is not None:

@@ -1,10 +1,10 @@
 """Heartbeats between the driver and its workers over a dedicated connection.
 
-By default, Ray's health checks take a minute to declare a silent machine dead. These checks are configured when the
-cluster starts and do not notice stopped processes, and workers that lose their driver keep running. With
-``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (14 s with
-Ray alone). The disconnected workers exit after 8 s (140 s with Ray alone). With heartbeats, both sides react within
-``detection_s``: the driver ends the attempt, and the worker exits.
+By default, Ray's health checks take a minute to declare a silent machine dead, are configured when the cluster starts,
+and do not notice stopped processes. Workers that lose their driver keep running. With heartbeats, both sides react
+within ``detection_s``: the driver ends the attempt, and the worker exits. With ``detection_s`` = 6 and the Ray settings
+in docs/multinode.md, a driver notices a broken network after 8 s (14 s with Ray alone), and the disconnected workers
+exit after 8 s (140 s with Ray alone).
 """
 
 import hmac
@@ -26,11 +26,11 @@ from verl.utils.process import Stage
 
 TOKEN_BYTES = 32
 LAST_RESORT_S = 45.0
-"""Seconds of grace after which the kernel kills a worker that failed to exit."""
+"""Grace period in seconds, after which the kernel kills a worker that failed to exit."""
 
 
 class HeartbeatSettings(NamedTuple):
-    """Settings with which a worker connects to its driver."""
+    """Settings for a worker's connection to its driver."""
 
     address: tuple[str, int]
     token: bytes
@@ -38,19 +38,17 @@ class HeartbeatSettings(NamedTuple):
 
 
 def interval(detection_s: float) -> float:
-    """Return the seconds between two beats, short enough that several may be lost or late."""
+    """Return a heartbeat interval in seconds that tolerates several lost or late heartbeats."""
     return min(1.0, detection_s / 5)
 
 
 def _beats(
     connection: socket.socket, detection_s: float, hear: Callable[[bytes], None] = lambda beats: None
 ) -> Iterator[float]:
-    """Exchange beats until the connection is closed, repeatedly yielding the seconds since the last received beat.
+    """Exchange heartbeats until the connection closes, yielding the seconds since the last received heartbeat.
 
-    A beat is a line with the :class:`Stage` of the sending process; ``hear`` receives the raw beats.
-
-    Raises:
-        OSError: If the connection breaks.
+    A heartbeat is a line with the :class:`Stage` of the sending process. ``hear`` receives the raw bytes. Raises
+    ``OSError`` if the connection breaks.
     """
     every = interval(detection_s)
     connection.settimeout(every)
@@ -92,7 +90,7 @@ class Heartbeat:
         threading.Thread(target=self._accept, name="heartbeat", daemon=True).start()
 
     def lost(self) -> dict[int, str]:
-        """Return a rank-to-reason mapping of the workers that connected and have since become silent or exited."""
+        """Return the ranks of connected workers that have become silent or exited, each with the reason."""
         now, limit_s, closed = time.monotonic(), self.settings.detection_s, self._closed.copy()
         silent = {
             rank: f"silent for {seconds:.0f} s"
@@ -103,7 +101,7 @@ class Heartbeat:
         return silent | {rank: "ended" for rank, since in closed.items() if now - since > min(5.0, limit_s)}
 
     def close(self) -> None:
-        """Close all connections, which makes workers that are still running exit."""
+        """Close all connections, which makes running workers exit."""
         # Shutting a socket down wakes up the thread that waits for it.
         for each in (self._listener, *self._connections.copy()):
             with suppress(OSError):
@@ -117,7 +115,7 @@ class Heartbeat:
                 threading.Thread(target=self._listen, args=(connection,), name="heartbeat", daemon=True).start()
 
     def _listen(self, connection: socket.socket) -> None:
-        """Listen to a worker until it disconnects; its first message is the token and its rank."""
+        """Listen to a worker until it disconnects. Its first message contains the token and its rank."""
         rank = None
         with connection, suppress(OSError):
             connection.settimeout(self.settings.detection_s)
@@ -133,17 +131,16 @@ class Heartbeat:
             self._closed[rank] = time.monotonic()
 
     def _hear(self, rank: int, beats: bytes) -> None:
-        """Record the last complete line of the received beats."""
+        """Record the last complete line of the received heartbeats."""
         *_, last, _ = ("\n" + beats.decode(errors="replace")).split("\n")
         if last:
             self.stages[rank] = last
 
 
 def follow(settings: HeartbeatSettings, rank: int) -> None:
-    """Connect this worker to the driver and start a thread that exits the process once the driver is gone.
+    """Connect this worker to the driver, and start a thread that exits the process if the driver is lost.
 
-    Raises:
-        OSError: If the driver cannot be reached.
+    Raises ``OSError`` if the driver cannot be reached.
     """
     connection = socket.create_connection(settings.address, timeout=settings.detection_s)
     connection.sendall(settings.token + rank.to_bytes(4, "big"))
@@ -154,8 +151,8 @@ def follow(settings: HeartbeatSettings, rank: int) -> None:
 def _set_alarm(detection_s: float) -> None:
     """Make the kernel kill the process if the heartbeat thread cannot run.
 
-    The kill happens if another thread holds the interpreter's lock or the process is stopped. The delay gives a process
-    that was stopped enough time to write its stacks.
+    The kernel kills the process if another thread holds the interpreter lock or the process is stopped. The delay gives
+    a process that was stopped enough time to write its stacks.
     """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
 

@@ -8,17 +8,16 @@ import torch
 
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 RESET_PEAK = "5"
-"""Value that resets the process's peak resident memory when written to ``clear_refs`` (Linux, man 5 proc)."""
+"""Value to write to ``clear_refs`` to reset a process's peak resident memory (Linux, man 5 proc)."""
 
 
 class MemoryPeak(NamedTuple):
     """Peak memory use in bytes."""
 
     used: int
-    """On a GPU, memory of all tensors in this process, including the engine's; on a CPU, resident memory of the
-    process."""
+    """Memory of all tensors in this process, including the engine's, or resident memory of the process on a CPU."""
     reserved: int
-    """On a GPU, memory held by torch's allocator, including free blocks; on a CPU, equal to ``used``."""
+    """Memory reserved by torch's allocator, including free blocks, or the same as ``used`` on a CPU."""
 
     def joined(self, other: "MemoryPeak | None") -> "MemoryPeak":
         """Return the element-wise maximum of the two peaks."""
@@ -26,10 +25,10 @@ class MemoryPeak(NamedTuple):
 
 
 class PeakMemory:
-    """Peak memory of this process since the last ``reset``; both methods take a few microseconds."""
+    """Peak memory of this process since the last ``reset``. Both methods take a few microseconds."""
 
     def __init__(self, device_type: str) -> None:
-        """Measure the current device if ``device_type`` is ``"cuda"``, otherwise the host."""
+        """Measure the current GPU if ``device_type`` is ``"cuda"``, or the host otherwise."""
         self._on_gpu = device_type == "cuda"
         self._resets = False
 

@@ -1,4 +1,4 @@
-"""Driver-side handles of the models in a worker group, one per role, which split batches across the workers.
+"""Driver-side handles for the roles of a worker group, such as policy or critic, which split batches over workers.
 
 Legend: B = number of episodes.
 """
@@ -26,17 +26,17 @@ from verl.single_controller.worker_group import Stored, WorkerGroup
 
 
 def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
-    """Order rows so that the contiguous shares of ``WorkerGroup.run_split`` have a similar number of tokens.
+    """Order samples so that contiguous shares, as in ``WorkerGroup.run_split``, have similar numbers of tokens.
 
-    Rows are assigned from longest to shortest, each to the share with the fewest tokens that still has room (longest
-    processing time first). Within a share, rows are sorted from long to short.
+    Samples are assigned from longest to shortest, each to the share with the fewest tokens that still has room (longest
+    processing time first). Within a share, samples are sorted from longest to shortest.
 
     Args:
-        lengths: Number of tokens of each row, [B] integers.
-        num_shares: Number of shares, whose sizes differ by at most one row.
+        lengths: Number of tokens of each sample, [B] integers.
+        num_shares: Number of shares, whose sizes differ by at most one sample.
 
     Returns:
-        A permutation of the rows, [B] int64.
+        A permutation of the samples, [B] int64.
     """
     size = len(lengths)
     bounds = [size * share // num_shares for share in range(num_shares + 1)]
@@ -52,15 +52,15 @@ def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
 
 
 def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Distribute whole groups evenly over shares, padding all groups to one size with copies of their shortest row.
+    """Distribute groups evenly over shares, padding each to the same size with copies of its shortest sample.
 
     Args:
-        group_ids: Group of each row, [B] integers; rows of a group stay together.
-        lengths: Number of tokens of each row, [B] integers.
+        group_ids: Group of each sample, [B] integers. Samples of a group stay together.
+        lengths: Number of tokens of each sample, [B] integers.
         balance: Whether to give every share a similar number of tokens.
 
     Returns:
-        Three tensors [B'] in share order: row indices; whether each row is a copy (bool); and the index of its group
+        Three tensors [B'] in share order: sample indices, whether each is a copy (bool), and the index of its group
         in this order, 0, 0, ..., 1, 1, ...
     """
     groups = rows_by_value(group_ids)
@@ -81,43 +81,43 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
 
 @dataclass(eq=False)
 class ModelWorkers:
-    """Handle of a worker group in one role, such as policy or critic."""
+    """Handle for one role of a worker group, such as policy or critic."""
 
     workers: WorkerGroup
     copies: int = 1
-    """Number of consecutive workers that process one share together; see :meth:`WorkerGroup.run_split`."""
+    """Number of consecutive workers that process a share together; see :meth:`WorkerGroup.run_split`."""
     balance: bool = False
-    """Whether to balance the number of tokens per worker instead of only the number of rows."""
+    """Whether to balance the number of tokens per worker, not only the number of samples."""
     whole_prompts: bool = False
-    """Whether balancing keeps the responses to a prompt together if the prompts divide evenly into shares."""
+    """Whether balancing keeps responses to the same prompt together if the prompts divide evenly into shares."""
 
     def map_rows(self, method: str, batch: Batch) -> Batch:
-        """Call ``method`` on shares of ``batch`` and return the resulting episodes in the batch's order.
+        """Call ``method`` on shares of ``batch``, and return the resulting episodes in the order of ``batch``.
 
         Workers gather parameters together and must run the same number of forward passes, so all shares are padded to
-        equal size with copies of the shortest row. The copies' results are discarded.
+        the same size with copies of the shortest sample. The results of these copies are discarded.
         """
         order, _ = self._shares(batch)
         results = self.workers.run_split(method, batch[order], copies=self.copies)
         return Batch.join(results)[inverse(order)]
 
     def run_update(self, method: str, batch: Batch, *arguments: Any) -> dict[str, float]:
-        """Call ``method`` on shares of ``batch``, assigning rows to workers in any order, and return the metrics.
+        """Call ``method`` on shares of ``batch``, assigned to workers in any order, and return the metrics.
 
-        All workers report the same metrics. Padding works as in :meth:`map_rows`, with copies masked in the loss.
+        All workers report the same metrics. Shares are padded as in :meth:`map_rows`, with copies masked in the loss.
         """
         rows, _ = self._to_learn(batch)
         metrics: dict[str, float] = self.workers.run_split(method, rows, *arguments, copies=self.copies)[0]
         return metrics
 
     def run_scoring_update(self, method: str, batch: Batch, *arguments: Any) -> tuple[dict[str, float], Batch]:
-        """Like :meth:`run_update`, but also return the episodes that ``method`` returns, in the order of ``batch``."""
+        """Like :meth:`run_update`, but also return the episodes returned by ``method``, in the order of ``batch``."""
         rows, order = self._to_learn(batch)
         results = self.workers.run_split(method, rows, *arguments, copies=self.copies)
         return results[0][0], Batch.join([scored for _, scored in results])[inverse(order)]
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Return the rows in share order with copies excluded from the loss, and that order as row indices."""
+        """Return the samples in the order of the shares, with copies masked in the loss, and their indices."""
         order, copied = self._shares(batch)
         return _unlearned(batch[order], copied), order
 
@@ -126,9 +126,9 @@ class ModelWorkers:
         return self.workers.world_size // self.copies
 
     def _shares(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return row indices in the order of the shares, and a bool mask that marks copied rows.
+        """Return the indices of samples in the order of the shares, and a bool mask that marks copies.
 
-        The shortest row is repeated until all shares have the same size.
+        The shortest sample is repeated until all shares have the same size.
         """
         lengths = batch.lengths
         rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
@@ -139,7 +139,7 @@ class ModelWorkers:
         return rows[order], order >= len(batch)
 
     def _dealt_together(self, batch: Batch, rows: Tensor) -> Tensor:
-        """Return indices into ``rows``, [U, n]: whole prompts if they split evenly into shares, else single rows."""
+        """Return indices into ``rows``, [U, n]: all samples of a prompt, or one sample if prompts split unevenly."""
         if self.whole_prompts:
             groups = rows_by_value(prompt_index(batch)[rows])
             if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
@@ -148,19 +148,19 @@ class ModelWorkers:
 
 
 def inverse(order: Tensor) -> Tensor:
-    """Return the position of each row in ``order``; if a row occurs several times, its last position."""
+    """Return the position of each index in ``order``, or the last position if the index occurs several times."""
     places = torch.empty(int(order.max()) + 1, dtype=torch.int64)
     places[order] = torch.arange(len(order))
     return places
 
 
 def _unlearned(batch: Batch, copied: Tensor) -> Batch:
-    """Clear ``learn_mask`` in the rows selected by the bool mask ``copied [B]``."""
+    """Clear ``learn_mask`` in the samples selected by the bool mask ``copied [B]``."""
     return batch.fill(learn_mask=batch.learn_mask & ~copied.repeat_interleave(batch.response_lengths))
 
 
 class PolicyWorkers(ModelWorkers):
-    """Policy workers and their engines, which run either in the same workers or in a separate pool."""
+    """Policy workers and rollout engines, which run either in the same workers or in a separate pool."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class PolicyWorkers(ModelWorkers):
         pool: EnginePool | None = None,
         conversations: ConversationSetup | None = None,
     ) -> None:
-        """Store the policy's workers and its engines.
+        """Store the policy's workers and the rollout engines.
 
         Args:
             whole_groups: Whether the policy loss needs all responses to a prompt in one micro-batch.
@@ -189,12 +189,12 @@ class PolicyWorkers(ModelWorkers):
         self._newest: Stored | None = None
         """Latest weights of the policy, used only with a pool."""
         self._weights: Stored | None = None
-        """Weights with which the pool samples; ``_pulled`` indicates whether its engines have loaded them."""
+        """Weights with which the pool samples. ``_pulled`` is True if its engines have loaded them."""
         self._pulled = self._held = False
         self._newest_version = self._held_version = 0
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Like the base class, but keep groups together if the loss needs it; copies then have ``group`` -1."""
+        """Like the base class, but keep groups together if the loss needs it, and set ``group`` to -1 in copies."""
         if not self.whole_groups:
             return super()._to_learn(batch)
         order, copied, unit = deal_groups(batch.group, batch.lengths, self._num_shares, self.balance)
@@ -210,9 +210,9 @@ class PolicyWorkers(ModelWorkers):
         settings: Mapping[str, Any] | None = None,
         max_response_length: int | None = None,
     ) -> Batch:
-        """Let the engines sample with the latest weights; see :func:`generate_responses`.
+        """Sample responses with the engines and the latest weights; see :func:`generate_responses`.
 
-        ``max_response_length``, if set, is that of :class:`ResponseRequests`.
+        See :class:`ResponseRequests` for ``max_response_length``.
         """
         if max_response_length is not None:
             settings = {**(settings or {}), "max_response_length": max_response_length}
@@ -238,14 +238,14 @@ class PolicyWorkers(ModelWorkers):
         enough: Callable[[Sequence[int]], bool],
         conversations: Conversations | Sessions | None = None,
     ) -> Generation:
-        """Prepare a pass of the engines over ``requests`` with the latest weights; its ``run`` starts sampling."""
+        """Prepare to sample ``requests`` with the latest weights. The returned object's ``run`` starts sampling."""
         self._pull_weights()
         engines = (self.engines, self._engine_size, requests, self._deterministic)
         return Generation(*engines, on_finished, enough, conversations, version=self._version)
 
     @property
     def _version(self) -> int:
-        """Version of the weights to sample with."""
+        """Version of the weights with which to sample."""
         return self._held_version if self._held else self._newest_version
 
     @property
@@ -253,21 +253,21 @@ class PolicyWorkers(ModelWorkers):
         return self.config.trainer.deals_by_counts(self.engines.device_type)
 
     def finish_generation(self) -> None:
-        """Make engines that share workers with the models free their memory until they generate or receive weights."""
+        """Free the memory of engines that share workers with the models, until they generate or receive weights."""
         if self.pool is None:
             self.workers.run("finish_generation")
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """Return the episodes with ``logprobs``, ``entropy`` and the statistics that the estimator and the loss need.
+        """Return the episodes with ``logprobs``, ``entropy`` and the statistics needed by the estimator and the loss.
 
-        With ``calculator.source=actor``, they also contain rank metrics.
+        With ``calculator.source=actor``, rank metrics are included.
         """
         return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
 
     def sync_weights(self, version: int) -> None:
         """Send the policy's weights to the engines, which report ``version`` when they start to generate.
 
-        Engines of a pool pull the weights when they next generate.
+        Engines in a pool pull the weights when they next generate.
         """
         self._newest_version = version
         if self.pool is None:
@@ -280,7 +280,7 @@ class PolicyWorkers(ModelWorkers):
         self._newest = self.workers.run("publish_weights", self._dtype, version)[0]
 
     def hold_weights(self) -> None:
-        """Make a pool keep sampling with the current weights until :meth:`release_weights`, ignoring newer weights."""
+        """Keep sampling with the current weights in a pool, and ignore newer weights until :meth:`release_weights`."""
         self._take_newest()
         self._held, self._held_version = True, self._newest_version
 
@@ -295,7 +295,7 @@ class PolicyWorkers(ModelWorkers):
             self._weights, self._pulled = self._newest, False
 
     def _pull_weights(self) -> None:
-        """Make a pool's engines load the weights to sample with, unless they have already loaded them."""
+        """Load the current weights into the engines of a pool, unless they have already been loaded."""
         if self.pool is None:
             return
         if not self._held:

@@ -20,6 +20,7 @@ from verl.cluster.failures import HeadLost, MachineError
 from verl.cluster.machines import run_on
 from verl.cluster.network import reachable
 from verl.single_controller.heartbeat import Heartbeat, interval
+from verl.utils.files import print_to
 
 HEAD_S = 3.0
 """Timeout in seconds for connecting to Ray's head."""
@@ -41,15 +42,15 @@ class Supervision:
     logs: Path | None = None
     """Folder for the workers' logs and stacks, or None to use Ray's logs."""
     kind: str = "worker"
-    """Name for a worker of this group in messages."""
+    """Name of this kind of worker in messages."""
     say_stage: Callable[[str], None] = lambda stage: None
-    """Callback that receives the current startup stage whenever a worker is the first to reach it."""
+    """Callback that receives each startup stage when the first worker reaches it."""
     interrupt: Callable[[], None] = lambda: None
-    """Callback that runs about once a second while the driver waits for workers; an exception ends the wait."""
+    """Callback that runs about once a second while the driver waits for workers. An exception ends the wait."""
 
 
 class Identity(NamedTuple):
-    """Process information that a worker reports before it starts."""
+    """Information about a worker's process, which the worker reports before it starts."""
 
     node_id: str
     host: str
@@ -57,16 +58,16 @@ class Identity(NamedTuple):
     device_memory: int
     """Memory of the worker's GPU in bytes, or 0 on a CPU."""
     meeting_point: tuple[str, int]
-    """Address of the worker's machine and a currently free port on it."""
+    """Address of the worker's machine, and a port on it that is currently free."""
 
 
 class Supervisor:
-    """Driver-side monitor of the workers in one group."""
+    """Driver-side monitor of a group of workers."""
 
     def __init__(self, options: Supervision) -> None:
         self.options = options
         self.identities: list[Identity] = []
-        """Identities indexed by rank, filled in once the workers have reported them."""
+        """Identities of the workers by rank, available once all workers have reported them."""
         self.left_out: set[int] = set()
         """Ranks of workers that are no longer monitored."""
         self.heartbeat = Heartbeat(ray.util.get_node_ip_address(), options.detection_s)
@@ -76,7 +77,6 @@ class Supervisor:
         self._head_silent = 0.0
 
     def name(self, rank: int) -> str:
-        """Return the display name of a worker."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
         return f"{self.options.kind} {rank}{on}"
 
@@ -112,7 +112,7 @@ class Supervisor:
         return reachable(self._head, HEAD_S)
 
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
-        """Return the error for a worker that was lost in ``method``, and make the other workers write their stacks.
+        """Return the error for a worker lost in ``method``, and make the other workers write their stacks.
 
         The other workers may be waiting for the lost one forever. ``report`` is Ray's multi-line message about the
         failure, which is appended to the worker's log.
@@ -132,7 +132,7 @@ class Supervisor:
         return MachineError(message, f"{self.options.kind} {rank} in {method}" if lives else "", rank)
 
     def _look_for_head(self) -> None:
-        """Raise ``HeadLost`` if Ray's head is silent, before Ray kills this process without a message."""
+        """Raise ``HeadLost`` if Ray's head does not respond, before Ray kills this process without a message."""
         every, since = interval(self.options.detection_s), time.monotonic() - self._looked
         if since < every:
             return
@@ -143,7 +143,7 @@ class Supervisor:
             raise HeadLost(f"Ray's head at {self._head} has not answered for {self._head_silent:.0f} s")
 
     def close(self) -> None:
-        """Make workers that are still running exit, and remove empty stack files."""
+        """Make running workers exit, and remove empty stack files."""
         self.heartbeat.close()
         if self.options.logs is not None:
             for path in self.options.logs.glob("*.stacks"):
@@ -152,7 +152,7 @@ class Supervisor:
                         path.unlink()
 
     def _write_stacks(self) -> set[str]:
-        """Make all workers, even stopped ones, write their stacks, and return the ids of nodes that responded."""
+        """Make all workers, including stopped ones, write their stacks, and return the ids of nodes that responded."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for identity in self.identities:
             by_node[identity.node_id].append(identity.pid)
@@ -164,7 +164,7 @@ class Supervisor:
 def local_ray_answers() -> bool:
     """Return whether Ray's process on this machine, the raylet, accepts a connection.
 
-    Ray's head can outlive it and takes half a minute to notice.
+    Ray's head can outlive the raylet, and takes half a minute to notice the loss.
     """
     node: Any = ray._private.worker._global_node
     if node is None:
@@ -179,10 +179,7 @@ def log_to(folder: Path, rank: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    log = os.open(folder / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    print_to(folder / f"rank_{rank}.log", 1, 2)
     print(f"worker {rank} on {socket.gethostname()}, process {os.getpid()}", flush=True)
     stacks = os.open(folder / f"rank_{rank}.stacks", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     # Stacks are written in the C signal handler, so this works even if the interpreter is busy.

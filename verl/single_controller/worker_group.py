@@ -1,4 +1,4 @@
-"""Group of identical Ray actors (workers), whose methods are called on all of them at once."""
+"""Group of identical Ray actors (workers), whose methods are called on all workers at once."""
 
 import os
 import pkgutil
@@ -41,7 +41,7 @@ from verl.utils.files import naming_storage
 from verl.utils.process import available_cores, loading, restore_umask, set_stage
 
 POLL_S = 0.5
-"""Seconds between two supervision checks while workers compute."""
+"""Seconds between two supervision checks while workers are running."""
 CAUSE_S = 5.0
 """Seconds to wait for the worker at the other end of a broken connection to fail as well."""
 
@@ -49,17 +49,17 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Maps substrings of Ray's messages about a lost worker to their meaning. Ray adds guesses and internal names."""
+"""Meanings of substrings in Ray's messages about a lost worker, which also contain guesses and internal names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN_COUNT = "20000"
-"""Number of times that an idle OpenMP thread polls for work before it sleeps (the default is 300,000). On a busy
-machine, polling threads take the core from the thread that they wait for (benchmarks/threads.md)."""
+"""Number of times that an idle OpenMP thread polls before it sleeps (default: 300,000). On a busy machine, polling
+threads take the core from the thread that they wait for (benchmarks/threads.md)."""
 
 
 def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables for a worker with ``threads`` threads on a machine with this ``environment``."""
+    """Return a worker's environment variables for ``threads`` threads on a machine with this ``environment``."""
     variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
     if not any(name in os.environ or name in environment for name in WAIT_VARIABLES):
         variables[WAIT_VARIABLES[0]] = SPIN_COUNT
@@ -67,14 +67,14 @@ def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, 
 
 
 def cpu_threads(workers_per_node: int, cores: int) -> int:
-    """Return the number of threads per worker: OMP_NUM_THREADS if set, otherwise its share of the machine's cores."""
+    """Return the number of threads per worker: OMP_NUM_THREADS if set, otherwise a worker's share of the cores."""
     # OpenMP accepts a list, whose first entry applies to the outermost level.
     wanted = os.environ.get(THREAD_VARIABLES[0], "").split(",")[0]
     return int(wanted) if wanted.isdecimal() else max(1, cores // workers_per_node)
 
 
 class WorkerGroup:
-    """Group of ``world_size`` workers whose methods are called on all of them at once.
+    """Group of ``world_size`` workers whose methods are called on all workers at once.
 
     Args:
         worker: Worker class as ``module:name``, called as ``cls(config, place, *arguments)`` in each process. It is a
@@ -182,12 +182,12 @@ class WorkerGroup:
         ).remote()
 
     def _prepare(self, rank: int, host: Any) -> Any:
-        """Start preparing a process and return a reference to its future :class:`Identity`."""
+        """Start preparing a process, and return a reference to its :class:`Identity`."""
         options, heartbeat = self._supervisor.options, self._supervisor.heartbeat.settings
         return host.prepare.remote(rank, os.getcwd(), self._hidden, heartbeat, options.logs, self.device_type)
 
     def _start(self, rank: int, host: Any, identities: Sequence[Identity]) -> Any:
-        """Start a worker and return a reference to its reply, which contains its GPU's name, or "" on a CPU."""
+        """Start a worker and return a reference to its reply, which contains the name of its GPU, or "" on a CPU."""
         (worker, config, arguments), size = self._made_from, self._workers_per_world
         address, port = identities[rank - rank % size].meeting_point
         own = (self.device_type, self._threads[rank], self._supervisor.options.collective_timeout_s)
@@ -198,31 +198,28 @@ class WorkerGroup:
 
         A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
-        If a method yields values, they stay in Ray's object store. The result is a :class:`Stored`, which can be passed
-        to other methods instead of the values.
-
-        Raises:
-            WorkerError: If a worker raises or dies.
+        If a method yields values, they stay in Ray's object store, and the result is a :class:`Stored`, which can be
+        passed to other methods. Raises ``WorkerError`` if a worker raises an exception or dies.
         """
         return self._gather([self.call(rank, method, arguments) for rank in self.living], method)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
-        """Like :meth:`run`, but subclasses may lose workers during the call and return only the survivors' results."""
+        """Like :meth:`run`, but subclasses may lose workers during the call and return only the others' results."""
         return self.run(method, *arguments)
 
     def leave_out(self, error: MachineError) -> int:
         """Remove the lost worker and all other workers of its world, and return the lost worker's rank.
 
-        This base class raises ``error`` because its workers cannot continue without the lost one.
+        The base class raises ``error``, because its workers cannot continue without the lost one.
         """
         raise error
 
     def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
         """Like :meth:`run`, but pass each worker one contiguous share of ``batch``, in rank order.
 
-        Shares differ by at most one row. A batch with fewer rows than shares raises ``ValueError`` because idle ranks
-        would hang the others. ``copies`` consecutive workers process the same share, which is stored only once. Only
-        the first of these workers returns its result.
+        The sizes of shares differ by at most one. A batch with fewer samples than shares raises ``ValueError``, because
+        idle ranks would hang the others. ``copies`` consecutive workers process the same share, which is stored only
+        once, and only the first of them returns its result.
         """
         size, num_shares = len(batch), self.world_size // copies
         if size < num_shares:
@@ -240,7 +237,7 @@ class WorkerGroup:
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
-        """Return the peak memory of any worker since the last call of this method, or None if no worker was called."""
+        """Return the peak memory of any worker since the last call to this method, or None if no worker was called."""
         peak, self._peak = self._peak, None
         return peak
 
@@ -249,15 +246,14 @@ class WorkerGroup:
         self._wait([worker.start_profile.remote() for worker in self._workers], "start_profile")
 
     def stop_profile(self, paths: list[Path]) -> None:
-        """Stop torch's profiler and write one trace per worker, on the worker's own machine.
+        """Stop torch's profiler and write one trace per worker, on the worker's machine.
 
-        Paths must end in ``.json.gz``; chrome://tracing and https://ui.perfetto.dev can open the files.
+        The paths must end in ``.json.gz``. The files can be opened in chrome://tracing and https://ui.perfetto.dev.
         """
         calls = [worker.stop_profile.remote(path) for worker, path in zip(self._workers, paths, strict=True)]
         self._wait(calls, "stop_profile")
 
     def close(self) -> None:
-        """Stop the workers."""
         try:
             # If the head is gone, there are no resources to release, and trying would block for a minute.
             if self._supervisor.head_answers():
@@ -285,9 +281,9 @@ class WorkerGroup:
         return [results[call] for call in calls]
 
     def completed(self, calls: Mapping[Any, int], method: str, started: float) -> Iterator[tuple[Any, Any]]:
-        """Yield each call in the call-to-rank mapping ``calls``, together with its result, as soon as it completes.
+        """Yield each call in ``calls``, which maps calls to ranks, with its result as soon as the call completes.
 
-        Raise at the first failure, because the other workers may wait for the failed one forever.
+        The first failure is raised immediately, because other workers may wait for the failed one forever.
 
         Args:
             started: Start of the time limit on the monotonic clock.
@@ -305,12 +301,12 @@ class WorkerGroup:
             yield from results.items()
 
     def check(self, method: str, started: float) -> None:
-        """Check supervision and time limits while the driver waits for something other than workers, in ``method``."""
+        """Check for failures and time limits in ``method`` while the driver waits for something other than workers."""
         self._supervisor.check(method, time.monotonic() - started)
 
     @staticmethod
     def _cause(failed: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
-        """Return a failed call and its error; if a connection broke, prefer the failure at the other end."""
+        """Return a failed call and its error, preferring the failure at the other end if a connection broke."""
         deadline = time.monotonic() + CAUSE_S
         while _broke_network(failed[1]) and pending and time.monotonic() < deadline:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
@@ -348,16 +344,16 @@ def _broke_network(error: RayError) -> bool:
 
 
 class Stored(NamedTuple):
-    """Values that a worker's method yielded, sent between workers directly and kept while this object exists."""
+    """Values yielded by a worker's method, sent directly between workers and kept while this object exists."""
 
     parts: list[Any]
     """References to objects in Ray's object store."""
 
 
 class _Host:
-    """Ray actor of a worker, which imports the worker class only in ``start``, after the environment is set.
+    """Ray actor of a worker. It imports the worker class in ``start``, after the environment has been set.
 
-    Each call returns the worker's result together with its peak memory, to avoid a separate call.
+    Each call returns the result together with the worker's peak memory, which avoids a separate call.
     """
 
     def prepare(
@@ -371,8 +367,8 @@ class _Host:
     ) -> Identity:
         """Prepare the worker's process and return its identity.
 
-        Changes to the driver's working directory (paths are relative to it), sets the secrets, redirects output to
-        ``logs``, and makes the process exit if the driver is lost.
+        The process changes to the driver's working directory (to which paths are relative), sets the secrets, redirects
+        its output to ``logs``, and exits if the driver is lost.
         """
         self.rank = rank
         restore_umask()
@@ -398,7 +394,7 @@ class _Host:
     def call(
         self, method: str, arguments: tuple[Any, ...], share: Any = None, sends: bool = True
     ) -> tuple[Any, MemoryPeak]:
-        """Call the worker's method, with ``share`` as its first argument if given; return its result if ``sends``."""
+        """Call the worker's method, with ``share`` as first argument unless None. Return the result if ``sends``."""
         self.memory.reset()
         if share is not None:
             arguments = (share, *arguments)
@@ -414,7 +410,7 @@ class _Host:
         return result if sends else None, self.memory.read()
 
     def _method(self, name: str) -> Callable[..., Any]:
-        """Return a method of the worker or of one of its parts, such as ``critic.update``."""
+        """Return a method of the worker or of one of its attributes, such as ``critic.update``."""
         holder, names = self.worker, name.split(".")
         for part in names[:-1]:
             holder = getattr(holder, part)
@@ -425,7 +421,7 @@ class _Host:
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:
-        """Convert out-of-memory errors to a line that names worker, method and options, and wrap network errors."""
+        """Convert out-of-memory errors to a line with the worker, method and options, and wrap network errors."""
         try:
             yield
         except BaseException as error:

@@ -1,7 +1,7 @@
 """Computes the spectra of all prefixes of a matrix. The package is pure linear algebra and depends only on torch.
 
 The entry points are :func:`prefix_functionals` (effective ranks and entropies) and :func:`prefix_spectral_sums` (sums
-of powers of singular values). docs/spectral.md derives the method and its errors.
+of powers of singular values). See docs/spectral.md for the derivation of the method and its errors.
 """
 
 from verl.spectral.functions import (

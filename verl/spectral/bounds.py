@@ -1,7 +1,7 @@
-"""Estimates the memory needed for one response's spectra, and chooses a block size that keeps it within a bound.
+"""Estimates the memory needed for one response's spectra, and chooses a block size that respects a memory bound.
 
-A response of n rows and D columns is factored either as one n x n Gram matrix or in blocks of s rows, with additional D
-x D matrices. The formulas are derived in docs/spectral.md, "Memory".
+A response of n rows and D columns is factored either as one n x n Gram matrix or in blocks of s rows, which need
+additional D x D matrices. The formulas are derived in docs/spectral.md, "Memory".
 """
 
 import math
@@ -10,23 +10,23 @@ MAX_BYTES = 1280 * 2**20
 """Default bound on the memory for the spectra of one response."""
 
 PADDING = 8
-"""Padding between the rows of a factor, in elements: one cache line. Without padding, rows of 512 elements, for
-example, are 4 KiB apart and share a few cache sets, which made products 20 % slower."""
+"""Padding between the rows of a factor, in elements (one cache line). Without padding, rows of 512 elements are 4 KiB
+apart and share a few cache sets, which made products 20 % slower."""
 
 PANELS = 3 * 64 + PADDING
-"""Number of columns in a panel's temporaries: the panel, its solved part, a copy of that part, and the padding."""
+"""Number of columns in a panel's temporaries: the panel, its solved part, a copy of the solved part, and padding."""
 
 BLOCK_ROWS = 1024
-"""Number of rows to convert to float64 at a time if they are not all needed at once."""
+"""Number of rows to convert to float64 at a time if not all rows are needed at once."""
 
 WIDEST_WHOLE_BLOCK = 512
-"""Up to this D, blocks have D rows; smaller blocks would use the processor inefficiently."""
+"""Largest D for which blocks have at least D rows. Smaller blocks would use the processor inefficiently."""
 
 
 def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
-    """Return the number of rows per block that minimises operations while memory stays within ``max_bytes``.
+    """Return the number of rows per block that minimises operations with at most ``max_bytes`` of memory.
 
-    Candidates are all rows, D rows, and fractions of D rows. If none of them fits, the smallest in memory is returned.
+    Candidates are all rows, D rows, and fractions of D rows. If none fits, the one that needs the least memory is used.
     """
     if rows <= width:
         return rows
@@ -47,12 +47,12 @@ def factor_operations(rows: int, width: int, size: int) -> float:
 
 
 def shift_elements(rows: int) -> int:
-    """Return the number of elements per shift of a single-block response: the factor and a panel's temporaries."""
+    """Return the number of elements per shift for a single-block response: the factor and a panel's temporaries."""
     return rows * (rows + PANELS)
 
 
 def block_elements(size: int, width: int) -> int:
-    """Return the number of elements needed per shift by a block of ``size`` rows.
+    """Return the number of elements per shift that a block of ``size`` rows needs.
 
     The elements are S, the factor of S + t I with the solved rows below it, the rows and their temporaries, and the
     Gram matrix with its factor.
@@ -61,7 +61,7 @@ def block_elements(size: int, width: int) -> int:
 
 
 def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
-    """Return the bytes needed to factor one response in blocks of ``size`` rows, ``shifts`` shifts at a time."""
+    """Return the bytes needed to factor one response in blocks of ``size`` rows with ``shifts`` shifts at a time."""
     if size == rows:
         rows_in_float64 = (rows + 3 * min(rows, BLOCK_ROWS)) * width
         return 8 * (rows**2 + max(rows_in_float64, shifts * shift_elements(rows)))
@@ -79,7 +79,7 @@ def decomposition_bytes(rows: int, width: int) -> int:
 
 
 def workspace_bound(rows: int, width: int, decomposes: bool, max_bytes: int = MAX_BYTES) -> int:
-    """Return the maximum number of bytes needed for the spectra of one response of up to n = ``rows`` rows.
+    """Return the maximum number of bytes needed for the spectra of a response of up to n = ``rows`` rows.
 
     The result is ``max_bytes``, or more if D x D matrices alone exceed it. In that case, factorisations need 8 (2 D^2 +
     D^2 / 4 + ...) bytes, or 8 (7 D^2 + ...) if prefixes may be decomposed (``decomposes``). The only terms that grow

@@ -18,14 +18,14 @@ class Rates(NamedTuple):
     panel: float
     """Seconds to factor the diagonal block of one panel, excluding matrix products."""
     eigen_call: float
-    """Seconds of overhead, independent of k, to compute the eigenvalues of one k x k matrix."""
+    """Constant overhead in seconds of computing the eigenvalues of a k x k matrix."""
     eigen_square: float
-    """Additional seconds per k^2."""
+    """Additional seconds per k^2 to compute the eigenvalues of a k x k matrix."""
     eigen_cube: float
-    """Additional seconds per k^3."""
+    """Additional seconds per k^3 to compute the eigenvalues of a k x k matrix."""
 
     def eigen_seconds(self, size: Tensor) -> Tensor:
-        """Return the time in seconds to compute the eigenvalues of a k x k matrix, for each k in ``size``."""
+        """Return the time in seconds needed to compute the eigenvalues of a k x k matrix, for each k in ``size``."""
         return self.eigen_call + self.eigen_square * size**2 + self.eigen_cube * size**3
 
 

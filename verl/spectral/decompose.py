@@ -1,9 +1,9 @@
 """Reference methods for singular values and ranks, which decompose each requested prefix separately.
 
 ``eigh`` computes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
-than D), batched over responses. Squaring loses half the digits: singular values below about 3e-8 of the largest are
-indistinguishable from rounding errors and are returned as exactly 0. ``svd`` decomposes the centred rows directly or,
-for prefixes with more than D rows, the triangular factor of their contrasts. ``svd`` is slow but fully accurate.
+than D), batched over responses. Squaring loses half the digits, so singular values below about 3e-8 of the largest
+cannot be distinguished from rounding errors and are set to 0. ``svd`` decomposes the centred rows directly or, for
+prefixes with more than D rows, the triangular factor of their contrasts. ``svd`` is slow but fully accurate.
 """
 
 import math
@@ -21,10 +21,10 @@ from verl.utils.device import to_device
 
 
 def noise_share(rows: int) -> float:
-    """Return the fraction of the trace below which eigenvalues are rounding errors, for ``rows`` contrasts.
+    """Return the fraction of the trace below which eigenvalues count as rounding errors, for ``rows`` contrasts.
 
     For matrices of exact rank 1 to 10, measured rounding errors were at most 2.6 machine epsilons for up to 1500 rows,
-    and 26 at 20000 rows; they grow with the square root of the number of terms.
+    and 26 for 20000 rows. The errors grow with the square root of the number of terms.
     """
     return max(4.0, 0.25 * math.sqrt(rows)) * torch.finfo(torch.float64).eps
 
@@ -33,9 +33,9 @@ class Spectra(NamedTuple):
     """Spectra of n prefixes of k rows each."""
 
     rows: int
-    """Row count k of the prefixes."""
+    """Number of rows k in each prefix."""
     response: Tensor
-    """Response index in the chunk, ``[n]``."""
+    """Index of each prefix's response in the chunk, ``[n]``."""
     column: Tensor
     """Column index in ``prefixes``, ``[n]``."""
     singular_values: Tensor
@@ -43,7 +43,7 @@ class Spectra(NamedTuple):
 
 
 def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra]:
-    """Yield the spectra of all prefixes with at least 2 rows, grouped by row count k.
+    """Yield the spectra of all prefixes with at least 2 rows, grouped by the number of rows k.
 
     Args:
         chunk: Chunk of b responses.
@@ -57,7 +57,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
     narrow = [k for k in sizes if k <= chunk.width]
 
     def having(k: int) -> slice | Tensor:
-        """Return an index of the responses with a prefix of k rows; if all have one, a slice, which avoids a copy."""
+        """Return an index of the responses with a prefix of k rows, or a slice if all have one, to avoid a copy."""
         present = (prefixes == k).any(dim=1)
         return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 
@@ -72,7 +72,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
 _Having = Callable[[int], slice | Tensor]
 
 _Parts = Iterator[tuple[int, Tensor]]
-"""Pairs (k, singular values of the responses' prefixes of k rows). Responses without such a prefix are omitted."""
+"""Pairs (k, singular values of all prefixes of k rows). Responses without such a prefix are omitted."""
 
 
 def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
@@ -104,7 +104,7 @@ def _centred(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _triangular(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
-    """Decompose prefixes of more than D rows, using the triangular factor R of the contrasts so far, R^T R = S."""
+    """Decompose prefixes of more than D rows, using the triangular factor R of earlier contrasts, R^T R = S."""
     factor = chunk.scale.new_zeros(len(chunk), 0, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
@@ -142,8 +142,8 @@ def decomposed_sums(
 ) -> DecomposedSums:
     """Compute sums of ``functions`` over the spectra of prefixes, and the prefixes' traditional ranks.
 
-    ``eps`` is the relative precision of the entries (see :func:`traditional_rank`). All other arguments are as in
-    :func:`spectra`.
+    ``eps`` is the relative precision of the entries (see :func:`traditional_rank`). See :func:`spectra` for all other
+    arguments.
     """
     sums = chunk.scale.new_zeros(len(functions), *prefixes.shape)
     scale, ranks = chunk.scale.new_ones(prefixes.shape), chunk.scale.new_zeros(prefixes.shape)
@@ -159,9 +159,9 @@ def decomposed_sums(
 
 
 def _singular_values(squared: Tensor, rows: int) -> Tensor:
-    """Return descending singular values, given Gram or scatter matrices ``squared [n, m, m]`` of ``rows`` contrasts.
+    """Return descending singular values from Gram or scatter matrices ``squared [n, m, m]`` of ``rows`` contrasts.
 
-    Eigenvalues below the noise level become 0.
+    Eigenvalues below the noise level are set to 0.
     """
     trace = squared.diagonal(dim1=1, dim2=2).sum(-1, keepdim=True)
     eigenvalues = torch.linalg.eigvalsh(squared).flip(-1)

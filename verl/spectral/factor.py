@@ -13,18 +13,18 @@ from torch import Tensor
 from verl.spectral.bounds import PADDING
 
 TILE_OPERATIONS = 2.0**28
-"""Maximum number of floating-point operations per tile of :func:`add_product` on a CPU. Tiles of 16 rows, the minimum,
-may exceed it. Tiles of 128 rows would be faster for large matrices but would change the last bits of results."""
+"""Maximum number of floating-point operations per tile of :func:`add_product` on a CPU. Tiles of the minimum size, 16
+rows, may exceed it. Tiles of 128 rows would be faster for large matrices but would change the last bits of results."""
 
 PANEL = {"cpu": 48, "cuda": 64}
-"""Number of columns per panel, by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets.
-For matrices of 512 rows, panels of 64 columns were 20 % slower than panels of 48 (AMD EPYC, MKL)."""
+"""Number of columns per panel, by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets,
+so with 512 rows, panels of 64 columns were 20 % slower than panels of 48 (AMD EPYC, MKL)."""
 
 HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
 """Minimum number of rows for a :class:`Head` on a CPU. A head has ``HEAD_SHARE`` of the rows, rounded to whole panels,
-and at most ``HEAD_PANELS`` panels. A head makes the factorisation of 512 rows 25 % faster."""
+and at most ``HEAD_PANELS`` panels. It makes the factorisation of 512 rows 25 % faster."""
 
 
 def device_kind(device: torch.device) -> str:
@@ -35,9 +35,9 @@ def device_kind(device: torch.device) -> str:
 class Head(NamedTuple):
     """Eigendecomposition of the first m rows and columns of G, shared by all shifts.
 
-    With G_11 = V diag(l) V^T and W = G_21 V, eliminating these rows from I + G / t leaves
-    I + (G_22 - W diag(1 / (t + l)) W^T) / t. A product with the same W for all t thus replaces a triangular solve per
-    t. The product's errors are as small as rounding errors in G, since V is orthogonal up to rounding.
+    With G_11 = V diag(l) V^T and W = G_21 V, eliminating these rows from I + G / t leaves I + (G_22 - W diag(1 / (t +
+    l)) W^T) / t. For each t, a product with W thus replaces a triangular solve. The errors of the product are as small
+    as rounding errors in G, since V is orthogonal up to rounding.
     """
 
     eigenvalues: Tensor
@@ -47,7 +47,7 @@ class Head(NamedTuple):
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -> None:
-    """Add ``left @ right`` (``[b, m, k] @ [b, k, n]``) to ``out`` in row tiles; ``lower`` skips the upper triangle."""
+    """Add ``left @ right`` (``[b, m, k] @ [b, k, n]``) to ``out`` in row tiles. ``lower`` skips the upper triangle."""
     rows, columns = out.shape[1:]
     tile = 128
     if out.device.type == "cpu":
@@ -59,14 +59,14 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -
 
 
 def head_columns(rows: int, kind: str) -> int:
-    """Return the size m of the :class:`Head` for ``rows``, or 0 if a head is not faster, as on all GPUs."""
+    """Return the size m of the :class:`Head` for ``rows``, or 0 if a head would not be faster, as on GPUs."""
     if kind != "cpu" or rows < HEAD_FROM:
         return 0
     return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))
 
 
 def decompose_head(gram: Tensor, columns: int) -> Head:
-    """Return the head of ``gram [b, n, n]``, reading only its lower triangle."""
+    """Return the :class:`Head` of ``gram [b, n, n]``, of which only the lower triangle is read."""
     values, vectors = [], []
     for matrix in gram[:, :columns, :columns]:
         eigenvalues, basis = torch.linalg.eigh(matrix)

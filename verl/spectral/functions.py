@@ -26,7 +26,7 @@ class SpectralFunction(NamedTuple):
     def rescaled(self, sums: Tensor, plain_sums: Tensor, scale: Tensor) -> Tensor:
         """Return sum f(c s) for c = ``scale``, given ``sums`` = sum f(s) and ``plain_sums`` = sum s^power.
 
-        The identity used is (c s)^a log(c s) = c^a (s^a log s + log c s^a).
+        This uses the identity (c s)^a log(c s) = c^a (s^a log s + (log c) s^a).
         """
         if self.log:
             sums = sums + scale.log() * plain_sums
@@ -52,8 +52,8 @@ def entropy_of_sums(total: Tensor, total_log: Tensor, power: float) -> Tensor:
 def effective_rank(singular_values: Tensor) -> Tensor:
     """Return the effective rank exp(-sum p log p) with p = s / sum(s), in ``[1, number of nonzero s]``.
 
-    Defined by Roy and Vetterli (2007) and used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``; zeros do
-    not contribute. A spectrum without nonzero values (0 or 1 rows, or all rows equal) has effective rank 1.
+    The definition from Roy and Vetterli (2007) is used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``;
+    zeros do not contribute. A spectrum without nonzero values (0 or 1 rows, or equal rows) has effective rank 1.
     """
     return _entropy(singular_values).exp()
 
@@ -61,7 +61,7 @@ def effective_rank(singular_values: Tensor) -> Tensor:
 def response_entropy(singular_values: Tensor) -> Tensor:
     """Return the entropy -sum q log q in nats of the energy shares q = s^2 / sum(s^2).
 
-    arXiv 2509.23808 calls it "Response Entropy 1". ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
+    arXiv 2509.23808 calls this "Response Entropy 1". ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
     """
     top = singular_values.amax(-1, keepdim=True) if singular_values.shape[-1] else singular_values
     # Dividing by the largest value first prevents overflow and underflow of the squares.
@@ -81,10 +81,10 @@ def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float)
 
 
 def rank_eps(dtype: torch.dtype) -> float:
-    """Return the relative precision to assume for hidden states of ``dtype`` when computing numerical ranks.
+    """Return the relative precision to assume for hidden states of ``dtype`` in computations of numerical ranks.
 
-    The result is the machine epsilon of ``dtype``, capped at float32's. With bfloat16's 2^-7 and D >= 128, the
-    threshold would reach s_max, so every rank would be 0.
+    The result is the machine epsilon of ``dtype``, but at most that of float32. With bfloat16's epsilon, 2^-7, and D >=
+    128, the threshold would reach s_max, so every rank would be 0.
     """
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 

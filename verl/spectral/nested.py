@@ -29,22 +29,22 @@ from verl.spectral.responses import Chunk
 from verl.utils.device import to_device
 
 SMALLEST_TRACE = 1e-270
-"""Smallest trace used, well above the underflow threshold of float64, for rows whose largest entry is about 1."""
+"""Smallest usable trace for rows whose largest entry is about 1, well above float64's underflow threshold."""
 
 
 class Scatter(NamedTuple):
     """Quantities that are computed once for all shifts."""
 
     size: int
-    """Number of rows per block, which is the number of all rows if there is one block."""
+    """Number of rows per block, or of all rows if there is only one block."""
     gram: Tensor | None
     """Lower triangle of K = Z Z^T, ``[b, n, n]``, or None if there are several blocks."""
     trace: Tensor
     """Traces tr S_k for k = 1..n, ``[b, n]``."""
     norm: Tensor
-    """Frobenius norms sqrt(tr S_k^2), or traces where these underflow; both bound S_k's eigenvalues, ``[b, n]``."""
+    """Frobenius norms sqrt(tr S_k^2), or traces where these underflow, ``[b, n]``. Both bound S_k's eigenvalues."""
     lost: Tensor
-    """Whether squares of contrasts underflowed (see :func:`lost_to_underflow`), ``[b]``."""
+    """Whether squares of contrasts have underflowed (see :func:`lost_to_underflow`), ``[b]``."""
 
 
 class Blocks(NamedTuple):
@@ -59,7 +59,7 @@ class Blocks(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the singular values of each prefix, each computed in a scale that suits the prefix."""
+    """Sums over the singular values of each prefix, computed in a scale that is chosen for the prefix."""
 
     sums: Tensor
     """Sums over singular values divided by ``scale``, or 0 for prefixes without singular values, ``[F, b, P]``."""
@@ -94,7 +94,7 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
 
 
 def lost_to_underflow(chunk: Chunk) -> Tensor:
-    """Return, for each response, whether a prefix has nonzero contrasts whose squares underflow, ``[b]`` bool."""
+    """Return whether any prefix of each response has nonzero contrasts whose squares underflow, ``[b]`` bool."""
     present, energy = [], []
     for block in chunk.contrasts():
         present.append(_present(block))
@@ -103,7 +103,7 @@ def lost_to_underflow(chunk: Chunk) -> Tensor:
 
 
 def _present(rows: Tensor) -> Tensor:
-    """Return a mask of nonzero rows, ``[..., D] -> [...]``."""
+    """Return a mask of the rows with nonzero entries, ``[..., D] -> [...]``."""
     return (rows.amin(-1) < 0) | (rows.amax(-1) > 0)
 
 
@@ -114,13 +114,13 @@ def _lost(present: Tensor, trace: Tensor) -> Tensor:
 class _Window(NamedTuple):
     """Range of shifts used by each prefix (docs/spectral.md, "Every prefix in its own scale"). Fields are ``[b, P]``.
 
-    The Frobenius norm of S_k bounds its largest eigenvalue. The prefix with the response's largest norm uses the first
-    shifts. A prefix whose norm is ratio^m times smaller starts m shifts later, as if it were scaled up.
+    The Frobenius norm of S_k bounds its largest eigenvalue. The prefix with the largest norm in a response uses the
+    first shifts. A prefix whose norm is smaller by a factor of ratio^m starts m shifts later, as if it were scaled up.
     """
 
     rows: Tensor
     present: Tensor
-    """Whether the prefix has a spectrum."""
+    """Whether the prefix has a nonempty spectrum."""
     offset: Tensor
     """Offset m: index of the first shift that the prefix uses."""
     trace: Tensor
@@ -155,10 +155,10 @@ def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
 def _prefix_logs(
     chunk: Chunk, scatter: Scatter, window: _Window, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return each prefix's log-determinants ``[b, Q, P]`` at all shifts (eq. 2), and which responses failed, ``[b]``.
+    """Return log-determinants ``[b, Q, P]`` of prefixes at all shifts (eq. 2), and which responses failed, ``[b]``.
 
-    Shifts beyond the fit's own are used only by prefixes with an offset, so only the rows of these prefixes are
-    factored. A response fails if a pivot in the rows needed at a shift is not positive.
+    Only prefixes with an offset use shifts beyond those of the fit, so at these shifts only their rows are factored. A
+    response fails if a pivot in the rows needed at a shift is not positive.
     """
     # 1. Determine the rows that each shift has to cover.
     offset, present = torch.stack([window.offset, window.present.long()]).cpu()
@@ -180,7 +180,7 @@ def _prefix_logs(
 
 
 def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
-    """Return, for each response and shift q, the row count of the longest prefix that uses the shift, ``[b, Q]``.
+    """Return the row count of the longest prefix that uses each shift q, for each response, ``[b, Q]``.
 
     ``rows [b, P]`` are the row counts of the prefixes (0 without a spectrum), and ``offset`` is as in :class:`_Window`.
     Both are on the CPU. If the fit has ``count`` shifts, shift q is used by prefixes with an offset of at least q -
@@ -225,7 +225,7 @@ def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Scatter:
 
 
 def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks]:
-    """Yield a chunk's blocks of ``size`` rows, with as many blocks at a time as fit into the workspace."""
+    """Yield a chunk's blocks of ``size`` rows, as many at a time as fit into the workspace."""
     batch, width = len(chunk), chunk.width
     at_once = max(1, workspace_bytes // (8 * batch * block_elements(size, width)))
     at_once = min(at_once, math.ceil(chunk.longest / size))
@@ -272,10 +272,10 @@ def lower_gram(rows: Tensor) -> Tensor:
 
 
 def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_bytes: int) -> tuple[Tensor, Tensor]:
-    """Return ``2 log L_ii`` of I + K / t for ``shifts [b, Q]`` and the rows ``needed`` at each, and valid row counts.
+    """Return ``2 log L_ii`` of I + K / t for ``shifts [b, Q]``, and the number of valid rows at each shift.
 
-    ``gram`` is K, ``[b, n, n]``. The logarithms ``[b, Q, n]`` are 0 past the needed rows. The counts ``[b, Q]`` are the
-    rows before the first nonpositive pivot. Such pivots occur at shifts below the Gram matrix's rounding error.
+    The logarithms ``[b, Q, n]`` are 0 past the ``needed`` rows. The counts ``[b, Q]`` are the rows before the first
+    nonpositive pivot. Nonpositive pivots occur at shifts below the rounding error of K = ``gram``, ``[b, n, n]``.
     """
     batch, size = gram.shape[:2]
     pivots = gram.new_zeros(batch, len(needed), size)
@@ -307,7 +307,7 @@ def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_byte
 def _block_pivots(
     chunk: Chunk, size: int, shifts: Tensor, needed: list[int], workspace_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the results of :func:`_gram_pivots` for responses that consist of several blocks (eq. 3).
+    """Compute the results of :func:`_gram_pivots` for responses with several blocks (eq. 3).
 
     If S is the scatter matrix of the rows before a block Z_b, the block's Schur complement in I + Z Z^T / t is
     I + Z_b (S + t I)^{-1} Z_b^T, a sum of positive terms without cancellation.
@@ -338,7 +338,7 @@ def _schur_pivots(part: Blocks, shifts: Tensor) -> tuple[Tensor, Tensor]:
     number = batch * group * count
 
     def panel(start: int, stop: int) -> Tensor:
-        """Return columns of S + t I with Z_b stacked below."""
+        """Return columns of the matrix S + t I stacked on top of Z_b."""
         shape = (batch, group, count, -1, stop - start)
         system = before[:, None, :, start:, start:stop].expand(*shape[:3], width - start, -1)
         block = torch.cat([system, blocks[:, None, :, :, start:stop].expand(*shape[:3], rows, -1)], dim=3)

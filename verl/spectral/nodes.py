@@ -1,9 +1,9 @@
 """Approximates spectral functions by sums of logarithms: f(l) ~ sum_q w_q log(1 + l / t_q) + a l.
 
 The sum of log(1 + l_i / t) over eigenvalues l_i is a log-determinant, and the sum of l_i is the trace, so neither needs
-the eigenvalues. With a fit on an interval that contains them, determinants at a few shifts t_q yield any spectral sum.
-The shifts are evenly spaced in log t. Scaling a spectrum by one step is the same as moving all shifts by one, so a
-single fit applies to prefixes of any scale. The equations cited below are in docs/spectral.md.
+the eigenvalues. Given a fit on an interval that contains the eigenvalues, determinants at a few shifts t_q yield any
+spectral sum. The shifts are evenly spaced in log t. Scaling a spectrum by one step is equivalent to moving all shifts
+by one, so a single fit suits prefixes of any scale. The equations cited below are in docs/spectral.md.
 """
 
 import math
@@ -17,20 +17,20 @@ from verl.spectral.functions import SpectralFunction
 from verl.utils.device import to_device
 
 MAX_CONDITION = 1e6
-"""Largest supported ratio of singular values. Beyond this ratio, the rounding errors of their squares dominate."""
+"""Largest supported ratio of singular values. For larger ratios, rounding errors of their squares dominate."""
 
 MAX_POWER = 3.0
 """Largest supported power of a singular value. Fits of higher powers span too wide a range for float64."""
 
 CLUSTER = 4096
-"""Sums of powers below 2 stay within the tolerance for up to this many small singular values that are equal."""
+"""Maximum number of small, equal singular values for which sums of powers below 2 stay within the tolerance."""
 
 _SAMPLES = 600
 _MAX_NODES = 64
 
 
 class NodeSet(NamedTuple):
-    """Fit (eq. 4) for eigenvalues in ``[lo, 1]``. The contribution of smaller eigenvalues gradually vanishes."""
+    """Fit (eq. 4) for eigenvalues in ``[lo, 1]``. Contributions of smaller eigenvalues gradually vanish."""
 
     functions: tuple[SpectralFunction, ...]
     shifts: Tensor
@@ -48,8 +48,8 @@ class NodeSet(NamedTuple):
         """Compute spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and norms ``[b, P]``.
 
         For L = tr S and N = sqrt(tr S^2) <= 1, the sum is f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) +
-        a (L - N). This sum excludes the fit's error for a spectrum with the single eigenvalue N. Sums of such spectra
-        are therefore exact, and entropies near 0 stay accurate.
+        a (L - N). This removes the fit's error for spectra with the single eigenvalue N. Sums of such spectra are
+        therefore exact, and entropies near 0 stay accurate.
         """
         weights, slopes, shifts = (to_device(part, logs.device) for part in (self.weights, self.slopes, self.shifts))
         # Evaluate the fit's terms, and f itself, at the single eigenvalue N.
@@ -62,9 +62,8 @@ class NodeSet(NamedTuple):
 def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, condition: float) -> NodeSet:
     """Find the fewest nodes that fit every function within ``tolerance`` for singular values in [1/condition, 1].
 
-    Raises:
-        ValueError: There are no functions, or a power, the tolerance or the condition is out of range, or no set of at
-            most 64 nodes reaches the tolerance.
+    Raises ``ValueError`` if there are no functions, if a power, the tolerance or the condition is out of range, or if
+    64 nodes do not reach the tolerance.
     """
     if not functions:
         raise ValueError("functions: name at least one spectral function")

@@ -1,14 +1,14 @@
 """Public functions that compute spectral metrics of every prefix of a response (arXiv 2509.23808, section 3).
 
-The spectrum of a prefix, the first k rows of a response Z ``[T, D]``, consists of the singular values s_1 >= s_2 >= ...
-of these rows minus their mean.
+A prefix consists of the first k rows of a response Z ``[T, D]``. Its spectrum consists of the singular values s_1 >=
+s_2 >= ... of these rows minus their mean.
 
 There are three methods. ``nested`` computes sums over the spectra of all prefixes from about 27 Cholesky factorisations
 per response (:mod:`verl.spectral.nested`). ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
 ``auto`` selects the faster of ``nested`` and ``eigh`` using :mod:`verl.spectral.cost`.
 
-Results are also defined for degenerate prefixes. A prefix with 0 or 1 rows, or with equal rows, has an empty spectrum,
-so all sums are 0, the effective rank is 1, and the entropy and the rank are 0. Results have no gradients.
+Results are also defined for prefixes with 0 or 1 rows or with equal rows. The spectrum of such a prefix is empty, so
+its sums, entropy and rank are 0, and its effective rank is 1. Results have no gradients.
 
 Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions, b responses per chunk.
 """
@@ -49,20 +49,20 @@ class SpectralOptions:
     method: str = "auto"
     """Method for all prefixes: ``auto``, ``nested``, ``eigh`` or ``svd``."""
     tolerance: float = 3e-7
-    """Bound on the relative error in each sum due to the fit in ``nested``, from 1e-9 to 1e-2."""
+    """Bound from 1e-9 to 1e-2 on the relative error in each sum that is caused by the fit in ``nested``."""
     condition: float = 1e6
-    """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about 2 / condition times the fourth
-    root of the sum of s^4, and underestimates smaller ones. This root is s_max for one nonzero value, and n^(1/4) s_max
-    for n equal values. A ten times smaller condition saves 3 of 27 factorisations."""
+    """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about 2 / condition times r, the
+    fourth root of the sum of s^4, and underestimates smaller values. With one nonzero value, r is s_max; with n equal
+    values, it is n^(1/4) s_max. Dividing the condition by ten saves 3 of 27 factorisations."""
     svd_rank: int | None = None
-    """Maximum number of singular values per prefix, largest first (only ``eigh`` and ``svd``), or None for all."""
+    """Maximum number of singular values per prefix, largest first, or None for all (only ``eigh`` and ``svd``)."""
     on_nonfinite: str = "raise"
-    """How to handle responses with NaN or infinity: ``raise`` an error, or ``mask`` their results with NaN."""
+    """How to handle responses with NaN or infinity: ``raise`` an error or ``mask`` their results with NaN."""
     workspace_bytes: int | None = None
-    """Bound on float64 matrices for several responses or shifts at once; matrices for one shift of one response may
-    exceed it. The bound is capped at ``max_bytes``. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
+    """Memory bound for float64 matrices of several responses or shifts at once, capped at ``max_bytes``. A single shift
+    of one response may exceed it. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
     max_bytes: int = MAX_BYTES
-    """Bound on the memory for one response, or for several at once. The bound is exceeded only if unavoidable (see
+    """Memory bound for one response, or for several at once. The bound is exceeded only if unavoidable (see
     :func:`verl.spectral.bounds.workspace_bound`). Lower bounds are slower."""
 
     def __post_init__(self) -> None:
@@ -80,16 +80,16 @@ class SpectralOptions:
 DEFAULTS = SpectralOptions()
 
 ENTROPIES = {"effective_rank": (SUM_S, SUM_S_LOG_S), "response_entropy": (ENERGY, ENERGY_LOG_S)}
-"""Metric -> the two sums that determine its entropy. The effective rank is the exponential of an entropy."""
+"""Maps each metric to the two sums that determine its entropy. The effective rank is the exponential of an entropy."""
 
 
 class SpectrumBatch(NamedTuple):
-    """Spectra of n centred prefixes with equal row counts, possibly of different responses."""
+    """Spectra of n centred prefixes with equal row counts, which may belong to different responses."""
 
     singular_values: Tensor
-    """Descending singular values in the units of the states, float64 ``[n, min(rows, D)]``; the first is positive."""
+    """Descending singular values in the units of the states, float64 ``[n, min(rows, D)]``. The first is positive."""
     rows: int
-    """Row count of each prefix, at least 2."""
+    """Number of rows of each prefix, at least 2."""
     width: int
     """Hidden size D."""
 
@@ -121,7 +121,7 @@ def prefix_spectral_sums(
     functions: Sequence[SpectralFunction],
     options: SpectralOptions = DEFAULTS,
 ) -> Tensor:
-    """Return the sums of functions over the singular values of the requested prefixes of every response.
+    """Return sums of functions over the singular values of the requested prefixes of every response.
 
     Args:
         hidden: Floating-point states ``[B, T, D]``; row j is the state from which response token j was sampled. Rows
@@ -158,9 +158,9 @@ def prefix_functionals(
 ) -> dict[str, Tensor]:
     """Return effective rank, response entropy and numerical rank of the requested prefixes of every response.
 
-    ``names`` may contain ``effective_rank``, ``response_entropy`` and ``traditional_rank``. All other arguments and the
-    errors are as in :func:`prefix_spectral_sums`. The traditional rank is not a sum of smooth functions: if it is
-    requested, ``auto`` selects ``eigh`` for all names, and ``nested`` raises an error.
+    ``names`` may contain ``effective_rank``, ``response_entropy`` and ``traditional_rank``. See
+    :func:`prefix_spectral_sums` for all other arguments and the errors. The traditional rank is not a sum of smooth
+    functions. If it is requested, ``auto`` selects ``eigh`` for all names, and ``nested`` raises an error.
 
     Returns:
         float64 ``[B, P]`` by name. Effective ranks are in [1, min(k - 1, D)], and response entropies are in [0, log

@@ -14,9 +14,9 @@ from verl.spectral.bounds import BLOCK_ROWS
 from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
-"""Bound on float64 matrices for several responses or shifts at once, by device type. Matrices for one response and
-shift may exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc returns
-larger tensors to the system after each call. A GPU is fastest when fully occupied."""
+"""Memory bound for float64 matrices of several responses or shifts at once, by device type. Matrices for one response
+and shift may exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc
+returns larger tensors to the system after each call. A GPU is fastest when fully occupied."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
@@ -24,7 +24,7 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Chunk:
-    """Responses of similar length, whose rows are converted to float64 in blocks."""
+    """Group of responses of similar length, whose rows are converted to float64 in blocks."""
 
     hidden: Tensor
     """Hidden states of the whole batch, ``[B, T, D]``."""
@@ -33,7 +33,7 @@ class Chunk:
     lengths: Tensor
     """Valid row counts, at least 1, ``[b]`` on the CPU."""
     scale: Tensor
-    """Powers of 2 for which ``hidden / scale`` is in [-1, 1], so that division is exact; float64 ``[b]``."""
+    """Powers of 2, float64 ``[b]``, for which ``hidden / scale`` is in [-1, 1], so that division is exact."""
     longest: int
     """Row count n of the longest response."""
 
@@ -65,7 +65,7 @@ class Chunk:
         return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return ``hidden / scale`` minus each response's first row, ``[b, stop - start, D]``; padding is arbitrary.
+        """Return ``hidden / scale`` minus each response's first row, ``[b, stop - start, D]``. Padding is arbitrary.
 
         Subtracting a constant row does not change the centred scatter. Since the first row belongs to every prefix,
         differences and rounding errors scale with the prefix's extent instead of its distance from the origin.
@@ -128,11 +128,9 @@ def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
 def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tensor:
     """Return the largest absolute entry in each response's valid rows, float64 ``[B]`` on the CPU.
 
-    The result is 0 for responses without rows, and NaN for responses with NaN or infinity.
-
-    Raises:
-        ValueError: ``on_nonfinite`` is ``raise`` and a response contains NaN or infinity (the message names the first),
-            or ``on_nonfinite`` is neither ``raise`` nor ``mask``.
+    The result is 0 for responses without rows, and NaN for responses with NaN or infinity. Raises ``ValueError`` if
+    ``on_nonfinite`` is neither ``raise`` nor ``mask``, or if it is ``raise`` and a response contains NaN or infinity.
+    The message names the first such response.
     """
     if on_nonfinite not in ("raise", "mask"):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: must be 'raise' or 'mask'")
@@ -162,7 +160,7 @@ def chunks(
     """Split a batch into chunks of responses of similar length, longest first.
 
     Responses without rows and responses whose ``largest`` entry is NaN are skipped. ``bytes_for(n)`` is the memory
-    needed for one response of n rows. A chunk exceeds ``bytes_limit`` only if it has a single response that does.
+    needed for one response of n rows. A chunk exceeds ``bytes_limit`` only if it is a single response that exceeds it.
     ``lengths`` and ``largest`` must be on the CPU.
     """
     # 1. Sort by decreasing length; skipped responses have length 0 and come last.

@@ -27,7 +27,6 @@ def parse(tree: DictConfig) -> AnalysisConfig:
 
 
 def run(config: AnalysisConfig) -> None:
-    """Run the analysis."""
     # Import lazily, so that --help, --cfg and config errors print immediately.
     with loading():
         from verl.analysis.analyse import run_analysis
@@ -37,7 +36,6 @@ def run(config: AnalysisConfig) -> None:
 
 
 def main() -> None:
-    """Parse the command line and run the analysis."""
     try:
         sys.argv[1:] = plain_arguments(sys.argv[1:], AnalysisConfig)
     except FlagError as error:

@@ -10,7 +10,6 @@ from verl.utils.process import loading
 
 
 def run(config: EvaluationConfig) -> None:
-    """Run the evaluation."""
     # Import lazily, so that --help, --cfg and config errors print immediately.
     with loading():
         from verl.evaluation.evaluate import run_evaluation
@@ -20,7 +19,6 @@ def run(config: EvaluationConfig) -> None:
 
 
 def main() -> None:
-    """Parse the command line and run the evaluation."""
     try:
         sys.argv[1:] = plain_arguments(sys.argv[1:], EvaluationConfig)
     except FlagError as error:

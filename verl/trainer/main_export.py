@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="verl-export", description="Write the model of a checkpoint as transformers and vLLM load it."
     )
@@ -19,7 +18,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse the command line and export the model."""
     arguments = parse_arguments()
     # Import lazily, so that --help prints immediately.
     import torch

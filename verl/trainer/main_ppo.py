@@ -39,7 +39,6 @@ def run(config: PPOConfig, overrides: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Parse the command line and train."""
     try:
         line = read_line(sys.argv[1:])
         analysis = analysis_arguments(line)

@@ -23,7 +23,6 @@ def run(config: SFTConfig) -> None:
 
 
 def main() -> None:
-    """Parse the command line and train."""
     run_hydra("sft", SFTConfig, lambda tree: parse_run_config(SFTConfig, tree), run)
 
 

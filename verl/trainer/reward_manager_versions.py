@@ -1,4 +1,4 @@
-"""Alias for ``verl.rank.reward_manager`` at its path in the paper's release."""
+"""Alias for ``verl.rank.reward_manager`` under the module path of the paper's release."""
 
 from verl.rank.reward_manager import RewardManager
 

@@ -35,7 +35,7 @@ BEST_BY = "val/sequence_probability"
 
 
 class SFTTrainer(Trainer):
-    """Trainer that stops after a number of steps, or earlier once the held-out sequences are probable enough."""
+    """Trainer that stops after a fixed number of steps, or earlier if held-out sequences reach a target probability."""
 
     best_by = BEST_BY
 
@@ -156,7 +156,7 @@ def run_sft(config: SFTConfig) -> None:
 
 
 def target_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:
-    """Return whether any validation has reached the probability at which the run stops early."""
+    """Return whether any validation has reached ``trainer.stop_at_sequence_probability``, if it is below 1."""
     target = config.trainer.stop_at_sequence_probability
     return target < 1 and any(metrics[BEST_BY] >= target for metrics in validations.values())
 

@@ -115,7 +115,7 @@ def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
 def is_due(step: int, last_step: int, frequency: int) -> bool:
     """Return whether validation or a checkpoint is due after ``step``.
 
-    Every ``frequency``-th step and the last step are due. With 0, only the last step is due, and with -1, no step.
+    Every ``frequency``-th step and the last step are due. A ``frequency`` of 0 selects only the last step, and -1 none.
     """
     return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
 
@@ -139,8 +139,7 @@ class SkippedUpdates:
     def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
         """Return the mean metrics of the applied ``updates`` and the number of skipped updates.
 
-        Raises:
-            ConfigError: If more than ``max_skipped_updates`` consecutive updates were skipped.
+        Raises ``ConfigError`` if more than ``max_skipped_updates`` consecutive updates were skipped.
         """
         for update in updates:
             self.in_a_row = self.in_a_row + 1 if update[self.name] else 0

@@ -69,7 +69,7 @@ class Validator:
         return with_prefix("val", metrics), batch
 
     def _sample(self, records: list[PromptRecord]) -> tuple[Batch, Verification]:
-        """Return responses with their rank metrics and their verification, which may still be running."""
+        """Return responses with rank metrics, and their verification, which may still be running."""
         config = self.scheduler.config
         calculator = config.calculator
         batch, verification = self.scheduler.generate(records, config.rollout.val_kwargs, VALIDATION_STEP)

@@ -28,7 +28,7 @@ class WorkerPlace:
     device_type: str
     """Type of the device, ``cpu`` or ``cuda``."""
     cpu_threads: int
-    """Number of threads for CPU kernels: the machine's cores divided by the number of its workers."""
+    """Number of threads for CPU kernels: the machine's cores divided by the number of workers on it."""
     timeout_s: float | None = None
     """Timeout of collective operations, or None for torch's default."""
 
@@ -74,7 +74,7 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """Return the timeout set by :func:`join_world`. Pass it to all other groups, which default to torch's timeout."""
+    """Return the timeout set by :func:`join_world`, which must be passed to new groups to replace torch's default."""
     return _timeout
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIXES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room")
 FIXES |= dict.fromkeys((errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOENT), "make it writable")
-"""Error number of a storage failure -> fix. ``ENOENT`` is a storage failure only if the folder is also missing."""
+"""Maps error numbers of storage failures to fixes. ``ENOENT`` counts only if the folder is missing too."""
 
 
 def storage_line(error: BaseException, folder: Path | None = None, needed: int = 0) -> str:
@@ -50,7 +50,7 @@ def storage_line(error: BaseException, folder: Path | None = None, needed: int =
 
 @contextmanager
 def naming_storage(folder: Path | None, needed: int = 0) -> Iterator[None]:
-    """Convert a storage failure inside the block to a ``ConfigError`` whose message is :func:`storage_line`."""
+    """Convert a storage failure inside the block to a ``ConfigError`` with the message from :func:`storage_line`."""
     try:
         yield
     except BaseException as error:  # as torch.distributed.checkpoint raises
@@ -72,7 +72,7 @@ class FileRecord:
 
 
 class RecordedFile(io.BufferedWriter):
-    """A new file that is written sequentially, so that its record can be computed without reading the file again."""
+    """New file that computes its record during sequential writes, so that the file need not be read again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "w"))
@@ -143,7 +143,7 @@ def print_to(path: Path, *descriptors: int) -> None:
 def open_to_write(path: Path, flags: int) -> int:
     """Open or create the regular file ``path`` and return its descriptor. ``flags`` are passed to ``os.open``.
 
-    In a folder that belongs to another user, ``path`` could be a link to another file, or a pipe that blocks.
+    If another user owns the folder, ``path`` could be a symbolic link to another file, or a pipe that blocks.
 
     Raises ``OSError`` if the path is not a regular file.
     """

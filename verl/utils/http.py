@@ -1,4 +1,4 @@
-"""Requests to a service that answers with JSON and may be down, slow or hostile."""
+"""Requests to a JSON service that may be down, slow or hostile."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 import aiohttp
 
 MAX_BYTES = 1 << 20
-"""Default maximum size of an answer."""
+"""Default maximum size of a response body in bytes."""
 
 REPEATED = (408, 429, 500, 502, 503, 504)
-"""HTTP statuses after which the same request may succeed."""
+"""HTTP status codes after which a retry of the same request may succeed."""
 
 
 class ServerError(Exception):
-    """Raised if the server does not answer, or not as it should.
+    """Raised if the server does not respond or responds incorrectly.
 
     Args:
         again: Whether the same request may succeed later.
@@ -27,21 +27,21 @@ class ServerError(Exception):
 
 
 def key_session(key_variable: str, timeout_s: float | None) -> aiohttp.ClientSession:
-    """Return a session that sends the key in the environment variable ``key_variable``, if it is set."""
+    """Return a session that sends the API key from the environment variable ``key_variable``, if it is set."""
     key = os.environ.get(key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=timeout_s))
 
 
 def without_key(session: aiohttp.ClientSession, text: str) -> str:
-    """Return a text with ``***`` for the session's key."""
+    """Return ``text`` with the session's API key replaced by ``***``."""
     return text.replace(session.headers.get("Authorization", "\0").removeprefix("Bearer "), "***")
 
 
 async def ask_json(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, max_bytes: int = MAX_BYTES
 ) -> Any:
-    """Return the JSON value of one answer. Raises a one-line ``ServerError``, which does not contain the key."""
+    """Return the JSON value of a response. Raises a one-line ``ServerError`` that does not contain the API key."""
     try:
         async with session.request(method, url, json=body, allow_redirects=False) as answer:
             data = bytearray()

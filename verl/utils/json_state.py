@@ -1,4 +1,4 @@
-"""Serialises state as JSON, so that all of a checkpoint except the weights is readable and nothing is unpickled."""
+"""Serialises state as JSON, so that everything in a checkpoint except the weights is readable without unpickling."""
 
 import base64
 import sys
@@ -13,7 +13,7 @@ from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
-"""Keys that mark an encoded tensor, and an encoded mapping whose only key is one of these two keys."""
+"""Keys that mark encoded tensors, and encoded mappings whose only key could be mistaken for such a mark."""
 
 
 def to_json(value: Any) -> Any:
@@ -75,7 +75,7 @@ class UserState:
 
     The state may contain JSON values and tensors.
 
-    Raises ``ConfigError`` if the object has only one of these methods or if its state cannot be saved.
+    Raises ``ConfigError`` if the object has only one of the two methods, or if its state cannot be saved.
     """
 
     def __init__(self, where: str, owner: Any, has: tuple[bool, bool]) -> None:

@@ -14,7 +14,7 @@ def valid_unicode(text: str) -> str:
 
 
 def finite_or_null(value: Any) -> Any:
-    """Replace nonfinite floats in ``value`` by None, so that it can be written as valid JSON."""
+    """Replace nonfinite floats in ``value`` with None, so that it can be written as valid JSON."""
     # Test for numbers and strings first, because reports contain millions of them and the mapping check is slow.
     if isinstance(value, float):
         return value if math.isfinite(value) else None

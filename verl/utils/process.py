@@ -52,7 +52,7 @@ def _words(file: Path) -> list[str]:
 
 
 class Stage:
-    """Current activity of a process while it starts, for display by the process that waits for it."""
+    """Current activity of a starting process, displayed by the process that waits for it."""
 
     name = ""
 
@@ -68,8 +68,8 @@ def loading() -> Iterator[None]:
 
     Objects that exist at the end of the block are excluded from later collections.
 
-    Otherwise, the collector would repeatedly scan all imported modules. These scans take a quarter of vLLM's import
-    time, and every full collection would repeat them.
+    Without suspension, scans of all imported modules would take a quarter of vLLM's import time. Without the exclusion,
+    every full collection would repeat these scans.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -109,9 +109,9 @@ def memory_limit(more: int) -> Iterator[None]:
 def keep_freed_memory() -> bool:
     """Configure the C library to reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
-    Otherwise, the system clears each new page of a process. Clearing takes a third of a small model's forward pass and
-    a third of a step with a 135-million-parameter model. :func:`return_freed_memory` releases the memory. Returns
-    whether the C library supports these settings, as glibc does.
+    Without these settings, the operating system clears every newly allocated page. Clearing pages takes a third of a
+    small model's forward pass and a third of a step with a 135-million-parameter model. :func:`return_freed_memory`
+    releases the memory. Returns whether the C library supports these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -120,7 +120,7 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory of freed tensors to the system. Call this function before working with other tensor sizes."""
+    """Return the memory of freed tensors to the system. Call this function before using tensors of other sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

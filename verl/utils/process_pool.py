@@ -30,8 +30,8 @@ from verl.utils.user_code import raised
 logger = logging.getLogger(__name__)
 
 STALL_S = 120.0
-"""Seconds without progress, in addition to the time limit, after which the pool restarts. Even on a loaded machine, a
-process starts in less time."""
+"""Seconds without progress, in addition to the time limit, after which the pool restarts. Starting a process takes less
+time than this, even on a loaded machine."""
 
 FAILURES = {
     TimeoutError: "timeout",
@@ -40,31 +40,31 @@ FAILURES = {
     pickle.PicklingError: "crash",
     ProcessExpired: "crash",
 }
-"""Maps each exception that ends a task without a result to the reason in the verdict."""
+"""Maps exceptions that end a task without a result to the verdict's reason."""
 
 ENDED = (TimeoutError, ProcessExpired)
-"""Exceptions of a future whose process was killed or died."""
+"""Exceptions of futures whose process was killed or died."""
 
 MOST_PROCESSES = 32
 """Upper limit of the default number of processes. Each process needs about 200 MB."""
 
 MAX_STARTS = 3
-"""Maximum number of times that the pool is started during a batch."""
+"""Maximum number of times that the processes are started for one batch of tasks."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: signal that this process receives when the thread that started it ends."""
+"""Linux ``prctl`` option that sets the signal sent to this process when the thread that started it ends."""
 
 PR_SET_NAME = 15
-"""Linux ``prctl`` option: name of this process."""
+"""Linux ``prctl`` option that sets the name of this process."""
 
 NAME_BYTES = 15
 """Maximum length of a Linux process name."""
 
 MARK_VARIABLE = "VERL_POOL_PROCESS"
-"""Environment variable with the mark of a pool process."""
+"""Environment variable that marks the processes of a pool and their children."""
 
 SCANS = 20
-"""Maximum number of scans for orphans. A scan may find processes started by orphans of the previous scan."""
+"""Maximum number of scans for orphaned processes. Orphans may start new processes between two scans."""
 
 
 def spare_cores(busy: int) -> int:
@@ -80,8 +80,8 @@ def failure_reason(error: BaseException) -> str | None:
 class KillablePool:
     """A pool of processes, with a thread that starts them and runs batches of tasks one after another.
 
-    Pool processes are spawned instead of forked, because the main process has threads and uses accelerators. Pool
-    processes end when the main process ends, even if it is killed.
+    Pool processes are spawned instead of forked, because the main process has threads and uses accelerators. They end
+    when the main process ends, even if it is killed.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class KillablePool:
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=what.replace(" ", "-"))
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call ``work`` in the pool's thread. ``work`` may call :meth:`run`."""
+        """Call ``work``, which may call :meth:`run`, in the pool's thread."""
         self.check_open()
         return self._dispatcher.submit(work, *arguments)
 
@@ -135,9 +135,9 @@ class KillablePool:
         arguments: Sequence[Any],
         on_lost: Callable[[int, BaseException], None] | None = None,
     ) -> list[Any]:
-        """Call a function in the pool, once for each argument, and return its results or the exceptions that it raised.
+        """Call a function in the pool once per argument, and return the results or the exceptions that it raised.
 
-        If an argument, result or exception cannot be sent between processes, only the task that it belongs to fails.
+        If an argument, result or exception cannot be sent between processes, only the corresponding task fails.
 
         Args:
             on_lost: Called with a task's index and exception, in another thread, when its process was killed or died.
@@ -182,7 +182,7 @@ class KillablePool:
     def _wait(self, futures: list[Future[Any]]) -> None:
         """Wait until all futures are done or there has been no progress for too long.
 
-        If a process dies while holding the pool's lock, all other processes wait for the lock forever.
+        Progress may stop because a process that dies while holding the pool's lock blocks all other processes.
         """
         progress, num_done, lost = time.monotonic(), 0, 0
         while True:
@@ -269,7 +269,7 @@ def _tell_loss(on_lost: Callable[[int, BaseException], None], index: int, future
 
 
 def _attempt(convert: Callable[[Any], Any], value: Any) -> Any:
-    """Return the result of ``convert``, which pickles or unpickles ``value``, or the exception that it raised."""
+    """Return ``convert(value)``, which pickles or unpickles ``value``, or the exception that it raised."""
     try:
         return convert(value)
     except (MemoryError, RecursionError) as error:
@@ -291,7 +291,7 @@ def _call(function: Callable[[Any], Any], packed: bytes) -> tuple[bytes, str]:
 
 
 def _received(reply: tuple[bytes, str]) -> Any:
-    """Return the result or exception in a value returned by :func:`_call`."""
+    """Unpickle the result or exception in a reply from :func:`_call`."""
     packed, what = reply
     outcome = _attempt(pickle.loads, packed)
     # An exception class may be unknown here, or be unable to read its pickled objects.

@@ -3,7 +3,7 @@
 The program runs in separate namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. The
 program has no network, and no environment variables or capabilities of this process. A seccomp filter blocks attacks
 that namespaces do not prevent. Standard input and outputs are anonymous files, so the program can communicate only
-through pipes that it is given. If root starts the program, it runs as another user.
+through pipes passed to it. Programs started by root run as another user.
 """
 
 import errno
@@ -74,7 +74,7 @@ def run_python(
     """Run ``code`` as a program, wait until all of its processes have ended, and return the outcome.
 
     ``memory_mb`` limits both the address space of each process and the total resident memory. The program inherits the
-    file or pipe ``descriptors`` with the same numbers. The descriptors are closed in this process.
+    open file or pipe ``descriptors``, keeping their numbers, while this process closes them.
 
     Raises ``RuntimeError`` if bubblewrap cannot create the sandbox (see :func:`require_sandbox`).
     """
@@ -110,7 +110,7 @@ def run_python(
 
 
 def _file(files: ExitStack, data: bytes | None = None) -> int:
-    """Create an anonymous file, either empty or read-only with ``data``, and return its descriptor."""
+    """Create an anonymous file and return its descriptor. The file is empty, or contains ``data`` and is read-only."""
     file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     files.callback(os.close, file)
     if data is not None:
@@ -122,7 +122,7 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
-    """Wait until a run ends. Return the limit that the run exceeded and was killed for, or None."""
+    """Wait until a run ends. Return the exceeded limit if the run was killed, or None if it ended by itself."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:
@@ -140,7 +140,7 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
 
 
 def _wait_for(first: int | None) -> None:
-    """Wait until the first process of the namespace has ended, and thus all processes in the namespace.
+    """Wait until the first process of the namespace has ended, which implies that all its processes have ended.
 
     bubblewrap kills the first process but may itself end before it.
     """
@@ -162,7 +162,7 @@ def _status(file: int) -> dict[str, int]:
 
 
 def _memory(first: int) -> int:
-    """Return the private resident bytes of a process and its descendants, counting pages shared by forks repeatedly."""
+    """Return the private resident bytes of a process and its descendants. Pages shared by forks count repeatedly."""
     pages, family = 0, [first]
     for pid in family:
         try:
@@ -194,7 +194,7 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
 
 @cache
 def _is_root() -> bool:
-    """Return whether this process can assume any user id. Root in a user namespace often cannot."""
+    """Return whether this process can assume any user id, which root in a user namespace often cannot."""
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
 
@@ -256,7 +256,7 @@ REFUSED = {
     # Calls that programs rarely need and that have exposed kernel vulnerabilities.
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "ptrace": (101, 117)},
 }
-"""Maps each system call that must fail with EPERM to its number on each architecture."""
+"""Maps each forbidden system call, which fails with EPERM, to its number on each architecture."""
 
 CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
@@ -267,7 +267,7 @@ LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 """Opcodes of classic BPF: load a word of the call, apply a mask, jump on a condition, and return."""
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Offsets in ``struct seccomp_data``. An argument has 8 bytes, with the low word first."""
+"""Offsets in ``struct seccomp_data``. Each argument has 8 bytes, with the low word first."""
 
 
 @cache
@@ -304,13 +304,13 @@ SWITCHES = {
     ),
     "user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
 }
-"""Kernel settings that can disable user namespaces. Each file in /proc/sys is mapped to the value that disables
-namespaces and to instructions for enabling namespaces."""
+"""Kernel settings that can disable user namespaces. Maps each file in /proc/sys to the value that disables namespaces
+and to instructions for enabling them."""
 
 
 @cache
 def require_sandbox() -> None:
-    """If :func:`run_python` does not work, raise a ``ConfigError`` that names what to install or set in one line."""
+    """Raise a one-line ``ConfigError`` that states what to install or configure if :func:`run_python` does not work."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():

@@ -1,7 +1,7 @@
-"""Loads, checks and calls user code named by an import path, ``module:name`` or ``file.py:name``.
+"""Loads, checks and calls user code specified by an import path, ``module:name`` or ``file.py:name``.
 
-All options that name user code use these functions. Mistakes are reported before Ray starts if possible. Later errors
-name the option, and the file and line of the user's code. Importing this module is fast.
+All options that specify user code use these functions. If possible, errors are reported before Ray starts. Errors at
+run time name the option, and the file and line of the user's code. Importing this module is fast.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ LIBRARIES = (
 
 
 def is_file(path: str) -> bool:
-    """Return whether ``path`` is a file (``folder/mine.py``) rather than a module (``package.mine``)."""
+    """Return whether ``path`` refers to a file (``folder/mine.py``) rather than a module (``package.mine``)."""
     return path.endswith(".py")
 
 
@@ -66,7 +66,7 @@ def load_code(path: str, field: str) -> Any:
 
 
 def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
-    """Like :func:`load_code`, but for a class, with its file or module ``path`` in a separate option, as in veRL."""
+    """Load a class like :func:`load_code`, but with its file or module ``path`` in a separate option, as in veRL."""
     code = getattr(load_module(path, f"{path_field}={path!r}"), name, None)
     if not isinstance(code, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
@@ -76,7 +76,7 @@ def load_class(path: str, name: str, path_field: str, name_field: str) -> type[A
 def check_signature(
     where: str, code: Callable[..., Any], inputs: Sequence[str], kwargs: Mapping[str, Any], kwargs_field: str = ""
 ) -> None:
-    """If ``code`` does not accept the arguments, raise a ``ConfigError`` whose message starts with ``where``.
+    """Raise a ``ConfigError`` whose message starts with ``where`` if ``code`` does not accept the arguments.
 
     Args:
         inputs: Names of the positional arguments, for the message.
@@ -141,7 +141,7 @@ def described(error: BaseException) -> str:
 
 
 class UserFunction:
-    """A user's function that is called with inputs and with keyword arguments from the config.
+    """User-defined function that is called with inputs and with keyword arguments from the config.
 
     Raises ``ConfigError`` if the function cannot be loaded, is a class, or does not accept its arguments.
     """
@@ -173,7 +173,7 @@ class UserFunction:
         check_signature(self.where, self.function, inputs, named, "" if kwargs is None else f"{field}_kwargs")
 
     def __call__(self, *inputs: Any, **optional: Any) -> Any:
-        """Call the function, and convert any exception that it raises to ``ConfigError``."""
+        """Call the function, and convert any exception that it raises to a ``ConfigError``."""
         with user_code(f"{self.where}:"):
             return self.function(*inputs, **self.kwargs, **optional)
 
@@ -205,10 +205,10 @@ def check_finite(where: str, value: Any, hint: str = "") -> None:
 
 
 def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Callable[[Any, Any], Any]:
-    """Return ``name`` unchanged or, if it is an import path, the user's KL estimator with checks of its results.
+    """Return ``name`` unchanged, or the user's KL estimator with checks of its results if ``name`` is an import path.
 
     The estimator accepts ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns estimates of the divergence per
-    token, [B, R]. The estimates must be differentiable with respect to ``logprobs`` if these require a gradient.
+    token, [B, R]. If ``logprobs`` require a gradient, the estimates must be differentiable.
     """
     if not is_import_path(name):
         return name
@@ -228,7 +228,7 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
 
 
 def load_module(path: str, where: str) -> ModuleType:
-    """Import a file or module. If this fails, raise a ``ConfigError`` whose message starts with ``where``."""
+    """Import a file or module. Raise a ``ConfigError`` whose message starts with ``where`` if the import fails."""
     path = find_path(path) if is_file(path) else path
     if is_file(path) and not Path(path).is_file():
         raise ConfigError(f"{where}: no such file ({places(path)}); name a .py file or a module")
@@ -240,7 +240,7 @@ def load_module(path: str, where: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import ``file``, in any folder. The same module is returned until the file changes."""
+    """Import ``file``, in any folder. Return the same module until the file changes."""
     # Two files can have the same name, and neither must hide a library of that name.
     identity = str(file.resolve()).encode() + b"\0" + file.read_bytes()
     name = f"{file.stem}_{hashlib.blake2b(identity, digest_size=8).hexdigest()}"

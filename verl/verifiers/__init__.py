@@ -1,4 +1,4 @@
 """Verifiers, which extract the answer from a response and compare it with the ground truth.
 
-Verifiers do not depend on rewards or training. Importing the package imports neither sympy nor math-verify.
+Verifiers do not depend on rewards or training. Importing the package does not import sympy or math-verify.
 """

@@ -24,7 +24,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 _LATEX = [LatexExtractionConfig()]
 
 EXACT_DIGITS, DECIMAL_DIGITS = 30, 15
-"""Digits of precision in math-verify (``numeric_precision``). Smaller differences count as zero."""
+"""Precision in digits of comparisons by math-verify (``numeric_precision``). Smaller differences count as zero."""
 
 _NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
 _VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
@@ -43,9 +43,9 @@ def compare_latex(
 ) -> bool | None:
     """Return whether LaTeX expressions are equivalent, or None if the answer cannot be parsed. May never terminate.
 
-    Letters at the end of an expression are read as variables rather than units (``keep_variable``), including names in
-    ``SHORT_UNITS`` if the ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides
-    whether they are close. By default, the numbers must agree to six decimals and five significant digits.
+    Letters at the end of an expression count as variables rather than units (``keep_variable``). If the ground truth
+    has variables, this includes names in ``SHORT_UNITS``. Decimals may differ if ``allows(value, truth)`` is true. By
+    default, they must agree to six decimals and five significant digits.
     """
     if measures_differ(answer, ground_truth):
         return False
@@ -82,7 +82,7 @@ def _parse(latex: str) -> list[Any]:
 
 
 def _with_imaginary_unit(reading: Basic) -> Basic:
-    """Replace the variable ``i`` with the imaginary unit, and make all other variables real."""
+    """Replace the variable ``i``, if any, with the imaginary unit, and make all other variables real."""
     if isinstance(reading, Relational):  # sympy would evaluate x = 2i to false for a real x.
         sides = (_with_imaginary_unit(side) for side in reading.args)
         equation: Basic = reading.func(*sides, evaluate=False)
@@ -109,7 +109,7 @@ def _is_identity(reading: Any) -> bool:
 
 
 def _number(expression: Any) -> Decimal | None:
-    """Return the value of an expression, or of an equation's right side, or None if it is not a real number."""
+    """Return the value of an expression or of an equation's right side, or None unless it is a real number."""
     if isinstance(expression, Eq):
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
@@ -144,7 +144,7 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, lest they be dropped.
+    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, so that these are parsed.
 
     ``^{\\prime}`` is replaced with ``'``.
     """
@@ -160,8 +160,8 @@ def has_variables(latex: str) -> bool:
 def keep_variable(latex: str, short: bool = False) -> str:
     """Put braces around a variable at the end of ``latex``, because math-verify would drop it as a unit.
 
-    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. If ``short`` is
-    set, names in ``SHORT_UNITS`` after a single number also remain units.
+    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter units in ``UNITS`` are left unchanged. If ``short``
+    is set, the one-letter units in ``SHORT_UNITS`` after a single number also remain units.
     """
     latex = _CONSTANT.sub(r" \1 ", latex)
     match = _LAST_LETTERS.search(latex)

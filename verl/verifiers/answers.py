@@ -1,7 +1,7 @@
 """Extracts answers from responses and compares them with ground truths without algebra.
 
-Responses are hostile input: a policy in training may write megabytes of braces. Therefore, functions in this module run
-in linear time, never raise, and never convert long digit strings to numbers.
+Responses are untrusted input: a policy in training may write megabytes of braces. Functions in this module therefore
+run in linear time, never raise, and never convert long digit strings to numbers.
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_ALGEBRA_CHARS = 400
 """Maximum length of answers that are compared algebraically. Longer answers are compared only as text."""
 
 MAX_RAW_CHARS = 2000
-"""Maximum length, before normalisation, of answers compared algebraically, since algebra parses the original text."""
+"""Maximum length before normalisation of answers that are compared algebraically by parsing the original text."""
 
 TAIL_CHARS = 4096
 """Number of characters at the end of a response that are searched for an unboxed answer."""
@@ -26,13 +26,13 @@ TAIL_CHARS = 4096
 DECIMAL_TOLERANCE = Decimal("1e-6")
 
 SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
-"""The end of a sentence. A full stop inside a number does not match."""
+"""Pattern of the end of a sentence. A full stop inside a number does not match."""
 
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*+(-?)\$?([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
 _REJECTED = re.compile(r"(?:,\s|\s\()(?:and |but )?not\b")
-"""A rejected alternative that follows an answer, as in "18, not 17"."""
+"""Pattern of a rejected alternative that follows an answer, as in "18, not 17"."""
 
 _NEGATIVE = re.compile(r"\A(?:negative|minus)\s{1,3}(?=[$0-9])", re.IGNORECASE)
 NUMBER = re.compile(
@@ -53,16 +53,16 @@ _STRUCK = re.compile(
     r"(?<![^\s(>*:])~~(?=\S)[^~]{1,400}~~(?![A-Za-z0-9\\])|<(del|strike)>[^<]{0,400}</\1>"
     r"|\\(?:[bx]?cancel|sout)\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,99}+\}){0,99}+\}){0,400}+\}",
 )
-"""Struck-through text. Between LaTeX formulas, ``~~`` is spacing instead."""
+"""Pattern of struck-through text. ``~~`` between LaTeX formulas does not match, because it is spacing."""
 
 THINK, END_OF_THINK = "<think>", "</think>"
-"""Tags around the thoughts of reasoning models. Templates may put the opening tag at the end of the prompt."""
+"""Tags around a reasoning model's thoughts. Chat templates may put the opening tag at the end of the prompt."""
 
 
 def after_thinking(text: str) -> str:
     """Return the part of a response to grade: the text after the last ``</think>``, without struck-through text.
 
-    A response without thoughts is graded as a whole. The result is empty if the last thought is not closed.
+    A response without thoughts is graded as a whole. The result is empty if the last ``<think>`` is not closed.
     """
     end = text.rfind(END_OF_THINK)
     rest = text if end < 0 else text[end + len(END_OF_THINK) :]
@@ -72,10 +72,10 @@ def after_thinking(text: str) -> str:
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
     """Return a response's answer (None if absent) and whether it was in a box.
 
-    The answer is the last box. Without a box, it is the number after the last ``####``, else the rest of the sentence
-    after the last "answer is" (or "answer:", 答案是), else the last number. Boxes and numbers include context that
-    changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation`` is
-    set, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
+    The answer is the content of the last box. If there is none, it is the number after the last ``####``, else the rest
+    of the sentence after the last "answer is" (or "answer:", 答案是), else the last number. Context that changes the
+    value is added: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation`` is set, as
+    for the ground truth ``x = 5``, the last number includes its equation, so ``2x = 5`` is wrong.
     """
     boxed = boxed_with_context(text)
     if boxed is not None:
@@ -146,9 +146,9 @@ def boxed_with_context(text: str) -> str | None:
 
 
 def extract_gsm8k(text: str) -> str | None:
-    """Return the number after the last ``####`` without thousands separators, or None if there is none.
+    """Return the number after the last ``####`` without thousands separators, or None if there is no such number.
 
-    The number must be alone on its line, unlike in Markdown headings such as ``#### 2. Solve for x``.
+    The rest of the line must be empty, unlike in Markdown headings such as ``#### 2. Solve for x``.
     """
     position = text.rfind("####")
     if position < 0:
@@ -193,7 +193,7 @@ def normalise(answer: str) -> str:
 
 
 def vote_key(answer: str) -> Hashable:
-    """Return a key that is equal for equivalent answers: the value of a plain number, or else the normalised text."""
+    """Return a key that identifies equivalent answers: the value of a plain number, or else the normalised text."""
     text = normalise(answer.strip())
     number = plain_number(text)
     return text if number is None else number
@@ -202,8 +202,8 @@ def vote_key(answer: str) -> Hashable:
 def quick_equal(answer: str, ground_truth: str) -> bool | None:
     """Return whether answer and ground truth are equal as text or as plain numbers, or None if undecided.
 
-    Integers must match exactly. If either number has a fractional part, the tolerance is 1e-6 times the ground truth's
-    magnitude, but at most 1e-6.
+    Integers must match exactly. If either number has a fractional part, the tolerance is 1e-6 times the absolute ground
+    truth, but at most 1e-6.
     """
     a, b = normalise(answer), normalise(ground_truth)
     if a == b:

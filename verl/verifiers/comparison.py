@@ -1,7 +1,7 @@
 """Checks the relative error of expressions that math-verify considers equal.
 
-math-verify rounds decimals to six places and ignores differences below its precision. Therefore, math-verify would
-consider all small numbers equal.
+math-verify rounds decimals to six places and ignores differences below its precision, and therefore would consider all
+small numbers equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ NOISE = Rational(1, 10**25)
 """Threshold, as a fraction of the absolute value, below which real or imaginary parts are ignored."""
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
-"""Values assigned to variables in alphabetical order. They are integers, so that sums and factorials are defined."""
+"""Values assigned to variables in alphabetical order. Integers ensure that sums and factorials are defined."""
 
 Allows = Callable[[Decimal, Decimal], bool]
 
@@ -60,7 +60,7 @@ def _match(left: Sequence[Any], right: Sequence[Any], allows: Allows | None) -> 
 
 
 def _entries(value: Any) -> list[Any]:
-    """Return the entries of a set, tuple, interval or matrix, ``[value]`` for a scalar, or ``[]`` for anything else."""
+    """Return the entries of a set, tuple, interval or matrix, ``[value]`` for a scalar, or ``[]`` for other types."""
     if isinstance(value, MatrixBase):
         return list(value.flat())
     if isinstance(value, Interval):
@@ -87,7 +87,7 @@ def relations(value: Any) -> list[Relational]:
 
 
 def _right_side(value: Any, other: Any) -> Any:
-    """Return an equation's right side if ``other`` is not a relation or has the same left side, else ``value``."""
+    """Return an equation's right side if ``other`` is no relation or has the same left side, or else ``value``."""
     links, others = relations(value), relations(other)
     same = not others or (len(others) == 1 and links and others[0].lhs == links[0].lhs)
     return links[0].rhs if len(links) == 1 and same and isinstance(links[0], Eq) else value
@@ -129,7 +129,7 @@ def _close(value: Expr, truth: Expr, error: Rational) -> bool:
 
 
 def _plain(expression: Expr) -> Expr:
-    """Replace decimals with exact fractions, and values of unknown functions with symbols."""
+    """Replace decimals with exact fractions, and calls of undefined functions with symbols."""
     exact = {
         number: Rational(str(number))
         for number in expression.atoms(Float)
@@ -141,7 +141,7 @@ def _plain(expression: Expr) -> Expr:
 
 
 def _evaluate(expression: Expr, point: Mapping[Basic, Expr]) -> Expr | None:
-    """Evaluate an expression to ``DIGITS`` digits, or return None if it has no value."""
+    """Evaluate an expression to ``DIGITS`` digits, or return None if it has no finite value."""
     try:
         real, imaginary = expression.evalf(DIGITS, subs=point).as_real_imag()
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):

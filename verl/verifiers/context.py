@@ -1,6 +1,6 @@
-"""The context of an answer: signs and words that change its value or make it uncertain.
+"""Analyses the context of an answer: signs and words that change its value or make it uncertain.
 
-The value changes in ``−5``, "5 million" and ``2\\boxed{5}``, and is uncertain in "perhaps 5" and "Is it 5?".
+Context changes 5 in ``−5``, "5 million" and ``2\\boxed{5}``, and makes it uncertain in "perhaps 5" and "Is it 5?".
 """
 
 import re
@@ -37,7 +37,7 @@ _BEFORE_BOX = re.compile(
 _FILLED_IN = re.compile(
     r"[\s$]{0,5}(?:\\[,;: ]){0,3}(?:(?:[+*×/-]|\\(?:times|cdot))[^=<>\n$]{0,32})?(?:[=<>]|\\[lg]eq?(?![A-Za-z]))"
 )
-"""Text after a box that continues an equation, as in 2 + \\boxed{3} = 5."""
+"""Pattern of text after a box that continues an equation, as in 2 + \\boxed{3} = 5."""
 
 _AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
@@ -71,12 +71,12 @@ _LISTED_BEFORE = re.compile(
 _WORDS_ONLY = re.compile("[^0-9]*")
 _NUMBER_OF = re.compile(r"(?<![A-Za-z])(?:page|step|question|problem|chapter|exercise|figure|line)\s{1,3}#?\Z", re.I)
 _NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z]|\s[a-z]{3})|[\s$]{0,5}=\s{0,5}\Z|:[0-9]")
-"""Text after a number that makes it a date (the 18th, but not the 18th show) or continues its equation."""
+"""Pattern of text after a number that makes it a date (the 18th, not the 18th show) or continues its equation."""
 
 _FORMULA = re.compile(
     r"(?<![0-9.])((?:[0-9.,A-Za-z]{1,20}\s?[-+*/×÷]\s?\$?){1,9}[0-9.,]{0,20}[0-9]|0?\.[0-9]{1,9})\sor\s\$?\Z"
 )
-"""A formula followed by a number with the same value, as in $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
+"""Pattern of a formula before a number of the same value, as in $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
 
 
 def with_context(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:
@@ -97,7 +97,7 @@ def with_context(text: str, start: int, end: int, answer: str, boxed: bool = Fal
 def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
     """Return whether the answer at ``text[start:end]`` is stated rather than asked, assumed, guessed or retracted.
 
-    If ``choice`` is set, the answer is a letter, and statements that do not commit to one option are also rejected.
+    If ``choice`` is set, the answer is a letter, and statements that leave several options open are also rejected.
     """
     before = text[max(0, start - SENTENCE_CHARS) : start]
     before = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]
@@ -118,14 +118,14 @@ def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
 def is_one_number(text: str, start: int, end: int) -> bool:
     """Return whether the number at ``text[start:end]`` is an amount.
 
-    Numbers in a list, ordinals, page numbers, and parts of an equation are not amounts.
+    The function returns False for numbers in a list, ordinals, page numbers, and parts of an equation.
     """
     before = text[max(0, start - BEFORE_CHARS) : start]
     return not (_LISTED_BEFORE.search(before) or _NUMBER_OF.search(before) or _NO_NUMBER.match(text[end : end + 9]))
 
 
 def formula_before(text: str, start: int, end: int) -> str | None:
-    """Return the formula before the number at ``text[start:end]`` that must be equal to it, or None if absent."""
+    """Return the formula before the number at ``text[start:end]`` that should equal the number, or None if absent."""
     match = _FORMULA.search(text[max(0, start - BEFORE_CHARS) : start])
     formula = match[1].replace("$", "") if match else None
     return f"100*{formula}" if formula and text[end : end + 1] == "%" else formula

@@ -19,10 +19,10 @@ from verl.verifiers.lexicon import plain_number
 from verl.verifiers.verdict import Info, Verdict
 
 MAX_CHARS = 400
-"""Maximum length of an expression; longer ones are wrong. An expression with four numbers has about 20 characters."""
+"""Maximum length of a correct expression. An expression with four numbers has about 20 characters."""
 
 MAX_NUMBERS = 32
-"""Maximum number of given numbers in a problem."""
+"""Maximum number of numbers in a problem."""
 
 MAX_NUMBER = 10**12
 """Maximum absolute value of the numbers and the target."""
@@ -61,9 +61,9 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 def verify_countdown(solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    The expression is read from the last ``<answer>`` tag, otherwise from the last box, otherwise from the text after
-    the last "the answer is". The expression may contain the four operations, brackets and signs, and may end with ``=``
-    and the target. Anything else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
+    The answer is read from the last ``<answer>`` tag, otherwise from the last box, otherwise from the text after the
+    last "the answer is". The expression may contain the four operations, brackets and signs, and may end with ``=`` and
+    the target. Anything else is ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
 
     Raises ``ValueError`` if the ground truth has no numbers or no target.
     """
@@ -109,7 +109,7 @@ class Problem(NamedTuple):
 
 
 def read_truth(ground_truth: Any) -> Problem:
-    """Parse ``{"target": 24, "numbers": [3, 3, 8, 8]}`` or its JSON text. Raises ``ValueError`` if it is malformed."""
+    """Parse ``{"target": 24, "numbers": [3, 3, 8, 8]}`` or its JSON text. Raises ``ValueError`` for other input."""
     truth = ground_truth
     if isinstance(truth, str):
         try:
@@ -159,7 +159,7 @@ def _is_product(before: str, token: str) -> bool:
 def evaluate(tokens: Iterable[str]) -> Fraction:
     """Evaluate a tokenised expression.
 
-    Raises ``SyntaxError`` or ``ValueError`` if it is malformed, and ``ZeroDivisionError`` if it divides by zero.
+    Raises ``SyntaxError`` or ``ValueError`` for malformed expressions, and ``ZeroDivisionError`` on division by zero.
     """
     # Join with spaces, so that two "/" tokens do not become "//". Strip leading zeros, which Python rejects.
     source = " ".join(token.lstrip("0") or "0" if token.isdigit() else token for token in tokens)

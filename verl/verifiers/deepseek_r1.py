@@ -14,9 +14,9 @@ def verify_deepseek_r1(
 ) -> Verdict | None:
     """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
-    The answer is the box, the statement ("the answer is 5"), or the whole content of the last ``<answer>`` after all
-    thoughts. Answers in malformed responses are also compared. ``boxed`` is true for well-formed responses. With
-    ``mode=independent``, a correct answer scores 1 (0.5 if malformed) and a wrong one -0.5 (-1 if malformed).
+    The answer is the box, a statement ("the answer is 5"), or the whole content of the last ``<answer>`` after all
+    thoughts. Malformed responses are also compared, but ``boxed`` is true only for well-formed ones. With
+    ``mode=independent``, a correct answer scores 1 (0.5 if malformed) and a wrong answer -0.5 (-1 if malformed).
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
@@ -26,7 +26,7 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Return whether a response consists of a tagged thought and a tagged non-empty answer, separated by whitespace.
+    """Return whether a response consists of a tagged thought and a tagged, non-empty answer, separated by whitespace.
 
     The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """

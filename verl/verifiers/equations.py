@@ -1,4 +1,4 @@
-"""Equations as answers: ``x = 5`` and ``2 + 3 = 5`` state the answer 5, but ``2x = 5`` and ``x^2 = 5`` do not."""
+"""Handles equations as answers: ``x = 5`` and ``2 + 3 = 5`` mean 5, but ``2x = 5`` and ``x^2 = 5`` do not."""
 
 import re
 
@@ -41,17 +41,17 @@ _MULTIPLE = re.compile(
 )
 
 MAX_CHARS = 400
-"""Maximum length of bracketed text whose inner equations are reduced."""
+"""Maximum length of bracketed text in which equations are reduced."""
 
 MAX_NAME = 200
 """Maximum length of a name."""
 
 
 def is_name(text: str) -> bool:
-    """Return whether ``text``, the left side of an equation, is the name of a value.
+    """Return whether ``text``, the left side of an equation, names a value.
 
-    Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
-    (``f(2)``, ``P(A)``), words (``total cost``), and tuples of symbols (``(x, y)``).
+    A name is a symbol (``x_1``, ``\\theta``), a segment, angle or shape (``AB``, ``\\angle ABC``), a function value
+    (``f(2)``, ``P(A)``), words (``total cost``), or a tuple of symbols (``(x, y)``).
     """
     if len(text) > MAX_NAME or _MULTIPLE.search(text):
         return False
@@ -79,9 +79,9 @@ def _closes_at_end(text: str) -> bool:
 
 
 def unwrap_equations(text: str) -> tuple[str, bool]:
-    """Reduce each equation whose first side is a name to its last side. Also return whether other equations remain.
+    """Reduce equations with a name on the left to their right sides. Also return whether other equations remain.
 
-    Answers separated by commas, semicolons or words are reduced individually, even within common brackets.
+    Equations separated by commas, semicolons or words are reduced individually, even inside a pair of brackets.
     """
     bracketed = _AROUND.fullmatch(text) if len(text) <= MAX_CHARS else None
     if bracketed and _closes_at_end(bracketed.group(1) + bracketed.group(2) + bracketed.group(3)):
@@ -118,7 +118,7 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
 
 
 def last_equation(text: str, end: int) -> str | None:
-    """Return the chain of equations that ends at index ``end``, without the words before it, or None if absent."""
+    """Return the chain of equations that ends at index ``end``, without preceding words, or None if there is none."""
     line = text[max(0, end - MAX_NAME) : end]
     sign = line.rfind("=")
     if sign < 0 or any(match.end() > sign for match in _BEFORE_EQUATION.finditer(line.replace("$", " "))):
@@ -131,7 +131,7 @@ def last_equation(text: str, end: int) -> str | None:
 def leaves_open(text: str, chain: str) -> bool:
     """Return whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
 
-    The result is false for "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", because 18 is the answer in both.
+    Nothing is unsolved in "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", because both state the answer 18.
     """
     left, *middle, _ = (side.strip(" $") for side in chain.split("="))
     computed = any(re.search(r"[0-9]\s?[-+*/×]", side) for side in middle)

@@ -12,23 +12,23 @@ MAX_ACCEPTED = 64
 """Maximum number of accepted answers per question."""
 
 MAX_DEPTH = 32
-"""Maximum nesting depth of a value sent to a verifier process. Records in real datasets have two or three levels."""
+"""Maximum nesting depth of values sent to verifier processes. Records in real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
-"""Maps each tolerance in ``extra_info`` to its exclusive upper limit, at which every answer would be correct."""
+"""Maps each tolerance in ``extra_info`` to its exclusive upper limit, at which it would accept every answer."""
 
 MAX_INTEGER_BITS = 1024
 """Maximum bit length of integers. Longer integers are rejected, because formatting them takes quadratic time."""
 
 
 def is_missing(truth: Any) -> bool:
-    """Return whether the answer is missing: null, blank text, or NaN, which represents missing numbers in tables."""
+    """Return whether the answer is missing: null, blank text, or NaN, which tables use for missing numbers."""
     blank = isinstance(truth, str) and not truth.strip()
     return truth is None or blank or (isinstance(truth, float) and math.isnan(truth))
 
 
 def any_of(truth: Any) -> list[str]:
-    """Return the accepted answers in a string, a number, or a list of these. Raises ``ValueError`` for other types."""
+    """Return the accepted answers from a string, a number, or a list of them. Raises ``ValueError`` for other types."""
     entries = list(truth) if isinstance(truth, list | tuple) else [truth]
     if not 1 <= len(entries) <= MAX_ACCEPTED:
         raise ValueError(f"has {len(entries)} answers; give 1 to {MAX_ACCEPTED}")
@@ -36,7 +36,7 @@ def any_of(truth: Any) -> list[str]:
 
 
 def any_of_words(truth: Any) -> list[str]:
-    """Return the accepted answers like :func:`any_of`, but accept booleans as the words ``True`` and ``False``."""
+    """Return the accepted answers like :func:`any_of`, but convert booleans to the words ``True`` and ``False``."""
     entries = truth if isinstance(truth, list | tuple) else [truth]
     return any_of([str(entry) if isinstance(entry, bool) else entry for entry in entries])
 
@@ -53,7 +53,7 @@ def only_one(truth: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Convert a string or number to text: whole floats without ``.0``, other floats without an exponent."""
+    """Convert a string or number to text, writing whole floats without ``.0`` and other floats without an exponent."""
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INTEGER_BITS:
@@ -66,7 +66,7 @@ def _text(value: Any) -> str:
 def require_shallow(value: Any, field: str) -> None:
     """Raise a ``ConfigError`` that names ``field`` if a value is nested more than ``MAX_DEPTH`` levels deep.
 
-    Pickling such a value would overflow the stack.
+    Pickling a more deeply nested value would overflow the stack.
     """
     level: Iterable[Any] = [value]
     for _ in range(MAX_DEPTH):
@@ -93,7 +93,7 @@ def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise a ``ConfigError`` that names the first tolerance, if any, that is not a number in [0, limit)."""
+    """Raise a ``ConfigError`` that names the first tolerance outside of [0, limit), if there is one."""
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None

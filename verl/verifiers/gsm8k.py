@@ -13,7 +13,7 @@ from verl.verifiers.numerals import WHOLE, in_digits
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 1000
-"""Maximum answer length. Longer answers are only compared as mathematics."""
+"""Maximum length of answers that may contain words. Longer answers are only compared as mathematics."""
 
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
@@ -26,20 +26,20 @@ _AFTER = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\")\]}{%°/?&(-]
 _HYPHEN = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z])")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _SINGLE = re.compile(r"(?<![A-Za-z'])(?![aAI]\s+[A-Za-z])[A-Za-z](?![A-Za-z'])")
-"""A single letter that is not an English word."""
+"""Pattern of a single letter that is not an English word."""
 
 _DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf": set()}
-"""Unicode categories whose characters are removed, such as ticks and quotation marks. Each category is mapped to the
-characters that are kept."""
+"""Unicode categories whose characters are removed, such as ticks and quotation marks. Maps each category to the
+characters to keep."""
 
 _VARIANTS = "\ufe0e\ufe0f\u20e3"
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")
 _DASH = re.compile(r"\s[-–—]\s(?!(?:sin|cos|tan|log|sqrt)(?![A-Za-z]))(?=[A-Za-z]{3})")
-"""A dash before words, as in 18 - good luck."""
+"""Pattern of a dash before words, as in 18 - good luck."""
 
 _THOUSANDS = re.compile("(?<=[0-9])k(?![A-Za-z])")
 _REASON = re.compile(r",?\s(?:since|because|as|so|out\sof)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
-"""An explanation that follows a stated answer."""
+"""Pattern of an explanation that follows a stated answer."""
 
 _NUMERAL_BEFORE = re.compile(rf"(?<![A-Za-z-]){WHOLE}\W+(?:(?:or|to|from|and)\W+)?\Z", re.IGNORECASE)
 _CHANGED_AFTER = re.compile(
@@ -56,7 +56,7 @@ _HUNDREDTHS = re.compile(
     r"\s{0,3}(?:\\text\s?\{\s?)?(?:¢|\\cent|\\?%|(?:cents?|penn(?:y|ies)|percent)(?![A-Za-z]))",
     re.IGNORECASE,
 )
-"""A percentage, or an amount in cents, which an amount in dollars may precede."""
+"""Pattern of a percentage, or of an amount in cents that may follow an amount in dollars."""
 
 _CENTS_IN_WORDS = re.compile(r"(?:[a-z]{1,9}[ -]){1,9}(?:cents?|penn(?:y|ies))(?![A-Za-z])", re.IGNORECASE)
 _CONVERTED = re.compile(r"([^()]{1,60})\(([^()]{1,60})\)")
@@ -68,8 +68,8 @@ _QUOTED = re.compile("[\"'“”‘’]{1,2}[^\"'“”‘’]{1,99}[\"'“”�
 def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
-    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. The
-    number may be in words ("twelve"). Amounts in cents and percentages may also be read as hundredths.
+    An answer that contains a single number with words around it, such as ``18 dollars``, is compared as that number.
+    The number may be spelled out ("twelve"). Amounts in cents and percentages may also be interpreted as hundredths.
     """
     verdict = _verify(solution, ground_truth, quick)
     tail = _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution[-TAIL_CHARS:])
@@ -83,7 +83,7 @@ def verify_gsm8k(solution: str, ground_truth: str, extra_info: Info = None, quic
 
 
 def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """Extract the answer and convert numbers in words to digits."""
+    """Extract the answer, and convert numbers that are spelled out to digits."""
     # A "!" after a box outside of mathematics is punctuation rather than a factorial.
     solution = re.sub(r"\}!(?!\s?(?:\$|\\[)\]]))", "}", solution)
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
@@ -137,10 +137,10 @@ def _verify(solution: str, ground_truth: str, quick: bool) -> Verdict | None:
 
 
 def _only_number(answer: str) -> str | None:
-    """Return the only number of an answer with a name, currency or words, such as ``x = $18`` or ``18 dollars``.
+    """Return the number in an answer with a single number and a name, currency or words, such as ``x = $18``.
 
-    Return None if other characters may belong to a formula (``18x``, ``18 million``, ``-(18)``). Return an empty string
-    if words that algebra would ignore change the number ("18 or nineteen").
+    Return None if the other characters may belong to a formula (``18x``, ``18 million``, ``-(18)``). Return an empty
+    string if words change the number but would be ignored by algebra ("18 or nineteen").
     """
     if len(answer) > MAX_CHARS:
         return None
@@ -176,7 +176,7 @@ def _plain(sign: str) -> str:
 
 
 def _keeps_variable(after: str) -> bool:
-    """Return whether a factor follows the number, as in ``18x`` and ``18k``, but not in ``18 m`` and ``18 a day``."""
+    """Return whether a factor follows the number, as in ``18x`` and ``18k`` but not in ``18 m`` and ``18 a day``."""
     after = re.sub("(?<![A-Za-z])L(?![A-Za-z])", "l", after)
     words = _LETTERS.findall(after)
     if any(len(word) == 1 and word not in {"a", "A", *SHORT_UNITS} for word in words):

@@ -18,7 +18,7 @@ MAX_PEOPLE = 64
 MAX_NAME_CHARS = 80
 
 MAX_ANSWER_CHARS = 16384
-"""Number of characters that are read from the end of an answer."""
+"""Maximum number of characters that are parsed at the end of an answer."""
 
 _CONCLUSION = re.compile(r"conclusion[\s*]*:", re.IGNORECASE)
 _TRUTH_ROLE = re.compile(r"(?<!\s)\s++is\s++a\s++(knight|knave)\b", re.IGNORECASE)
@@ -27,14 +27,14 @@ _STATEMENTS = WORDS["statements"]
 _RETRACTED = re.compile("|".join(_STATEMENTS["retracted"]), re.IGNORECASE)
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(_STATEMENTS['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
-"""Text that turns the preceding role into the heading of a list of names."""
+"""Pattern of text that turns the preceding role into the heading of a list of names."""
 
 _PLAIN = frozenset(_STATEMENTS["plain"].split())
 _AFTER_ROLE = "|".join(_PLAIN | set(_STATEMENTS["after"].split()))
 _DENIES = re.compile(
     r"[\"”'’»)*.,]{0,3}(?::|\s(?:is|are|was|must be|would be|has to be)(?P<not>\snot)?(?:\san?)?|)\s{1,3}", re.I
 )
-"""Text between a statement and the word that negates it."""
+"""Pattern of text between a statement and the word that negates it."""
 
 _CLAUSE_END = r"(?=(?:\seither)?[\s*]{0,3}(?:[,.;:!\n)]|\Z|(?:and|but|while|whereas|so)(?![A-Za-z])))"
 _WORDS, _SIGNS = (
@@ -56,9 +56,9 @@ def verify_knights_and_knaves(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    A correct answer states every person's role without contradictions. The answer is the last ``<answer>``, or else the
-    last box, or else the text after the last "CONCLUSION:". Otherwise, the response's last statements are used, one per
-    person. ``boxed`` is true if the answer is in tags or a box.
+    A correct answer states every person's role without contradictions. The answer is read from the last ``<answer>``,
+    the last box, or the text after the last "CONCLUSION:". If there are none, the response's last statements are used,
+    one per person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """
@@ -84,8 +84,8 @@ def read_truth(ground_truth: Any) -> dict[str, str]:
     """Return a mapping from names in lower case to roles, ``knight`` or ``knave``.
 
     A ground truth is a mapping such as ``{"Alice": "knight"}``, its JSON text, or sentences such as ``(1) Alice is a
-    knight``. Raises ``ValueError`` if there are no names, if a role is missing or contradictory, or if an answer could
-    not contain one of the names.
+    knight``. Raises ``ValueError`` if there are no names, if a role is missing or contradictory, or if one of the names
+    could not be recognised in an answer.
     """
     pairs: Iterable[tuple[Any, Any]] = []
     if isinstance(ground_truth, Mapping):
@@ -110,7 +110,7 @@ def read_truth(ground_truth: Any) -> dict[str, str]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and role in each "NAME is a ROLE". Names start with a letter and contain no comma or colon."""
+    """Yield the name and role in each "NAME is a ROLE". A name starts with a letter and has no comma or colon."""
     end = 0
     for match in _TRUTH_ROLE.finditer(text):
         start = max(end, *(text.rfind(mark, end, match.start()) + 1 for mark in ",;:\n"))
@@ -121,19 +121,19 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _readable(truth: Mapping[str, str]) -> bool:
-    """Return whether a correct answer's statements would be parsed correctly. Nobody may be called "knight"."""
+    """Return whether a correct answer to the puzzle would be parsed correctly. Nobody may be called "knight"."""
     if len(truth) > MAX_PEOPLE or not all(1 <= len(name) <= MAX_NAME_CHARS for name in truth):
         return False
     return read_statements("\n".join(f"{name} is a {role}" for name, role in truth.items()), truth) == [*truth.items()]
 
 
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
-    """Return statements about ``people`` (lower case) as (name, ``knight`` or ``knave``) in the order of ``text``.
+    """Return the statements about ``people`` (lower case) in ``text``, in order, as pairs (name, role).
 
     A role applies to the names before it in its sentence, so "Alice and Bob are knights" yields two statements. "The
     others" are the people without an earlier statement. "Alice is a knight or a knave" yields two contradictory
-    statements. "Not a knight" means a knave. Suppositions, questions, retracted statements, and statements with words
-    that may change their meaning ("hardly a knight", "a knight killer") are ignored.
+    statements. "Not a knight" means a knave. Ignore suppositions, questions, retracted statements, and statements whose
+    meaning other words may change ("hardly a knight", "a knight killer").
     """
     order = {name: index for index, name in enumerate(people)}
     names = "|".join(re.escape(name) for name in sorted(order, key=len, reverse=True))
@@ -209,7 +209,7 @@ class _Reader:
             self.clear = False
 
     def read_denial(self, match: re.Match[str]) -> None:
-        """Retract the last statements if the token denies them, or record that it denies the next statements."""
+        """Retract the latest statements if the token denies them, or record that it denies the next ones."""
         kind, text = match.lastgroup, match.string
         # A "not" at the end of a bracket or sentence negates the statement before it.
         ends = kind in ("stop", "break")
@@ -261,7 +261,7 @@ class _Reader:
         self.pending = [(name, _OPPOSITE[self.role])] if rejected else []
 
     def read_group(self, match: re.Match[str]) -> None:
-        """Read "the others" or "everyone". Names without a role ("Ann and Bob both") remain the subject."""
+        """Read "the others" or "everyone". Earlier names without a role ("Ann and Bob both") remain the subject."""
         word, others = match[0].lower(), match.lastgroup == "others"
         if self.subjects and not self.num_last and not others:
             return
@@ -305,7 +305,7 @@ class _Reader:
         self.negated = self.quoted = self.either = self.only = self.excludes = False
 
     def read_ellipsis(self, match: re.Match[str]) -> None:
-        """Read "Bob is", "Bob is not" or "Bob too", which refer to the previous role."""
+        """Read a statement that refers to the previous role, such as "Bob is", "Bob is not" or "Bob too"."""
         if match.lastgroup == "verb" and "n" in match[0].lower():
             self.negated, self.negation_end = not self.negated, match.end()
         if self.num_last or not self.role or not self.clear or self.ignored or self.quoted:
@@ -316,5 +316,5 @@ class _Reader:
         self.pending = [(name, role) for name in self.subjects]
 
     def add_opposites(self, names: Iterable[str], role: str) -> None:
-        """Add the opposite of ``role`` for everyone except ``names``, as implied by "only"."""
+        """Add statements, implied by "only", that everyone except ``names`` has the opposite of ``role``."""
         self.statements += [(name, _OPPOSITE[role]) for name in self.people if name not in names]

@@ -1,4 +1,4 @@
-"""The lexicon of answers: units, words that multiply or modify a number, number bases, and symbols such as percent.
+"""Lexicon of answers: units, words that multiply or modify a number, number bases, and symbols such as percent.
 
 math-verify ignores all of these, so it would consider 5 m, 5 km, 5 million and "not 5" equal.
 """
@@ -15,7 +15,7 @@ TEXT = (
     r"\\(?:text(?:bf|rm|it|normal|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm|underline|emph)"
     r"\*?\s{0,3}"
 )
-"""A LaTeX command with a text argument, up to the opening brace."""
+"""Pattern of a LaTeX command with a text argument, up to the opening brace."""
 
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Contents of ``lexicon.toml``."""
@@ -26,10 +26,10 @@ UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit,
 """Maps each name of a unit to its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
-"""Units whose names denote variables more often than units."""
+"""One-letter units whose names usually denote variables."""
 
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
-"""Additional two-letter names that math-verify drops as units and that are not products of variables."""
+"""Additional two-letter names that math-verify drops as units and that are unlikely to be products of variables."""
 
 _SYMBOLS = {
     prefix.strip("-") + symbol
@@ -41,11 +41,11 @@ _POWERS: dict[str, int] = WORDS["powers"]
 _PREFIXES = {"k": "1000", "m": "1/1000", "M": "1000000", "µ": "1/1000000", "n": "1/1000000000", "G": "1000000000"}
 _PREFIXED = set(" ".join(WORDS["symbols"]).split())
 _SIZES: dict[str, str] = WORDS["sizes"]
-"""Maps each unit to its size in other units."""
+"""Maps each unit to its size in another unit."""
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Return whether one or two letters after a number are a unit. Return ``short`` for names in ``SHORT_UNITS``."""
+    """Return whether one or two letters after a number are a unit, or ``short`` if they are in ``SHORT_UNITS``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS
@@ -75,7 +75,7 @@ def _factor_of(match: re.Match[str]) -> Fraction:
 
 
 def with_factors(latex: str) -> str:
-    """Replace words that multiply a number with factors: ``5\\text{ million}`` becomes ``5\\times 1000000``."""
+    """Convert words that multiply a number to factors: ``5\\text{ million}`` becomes ``5\\times 1000000``."""
 
     def times(match: re.Match[str]) -> str:
         value = _factor_of(match)
@@ -111,13 +111,13 @@ def modifiers_in(text: str) -> list[str]:
 # Numbers with units
 
 MAX_NUMBER_CHARS = 64
-"""Maximum length of a number. Longer digit strings are compared as text."""
+"""Maximum length of a plain number. Longer digit strings are compared as text."""
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 
 
 def plain_number(text: str) -> Decimal | None:
-    """Return the value of a plain decimal number (thousands separators are allowed), or None for other text."""
+    """Return the value of a plain decimal number, which may contain thousands separators, or None for other text."""
     if len(text) > MAX_NUMBER_CHARS or not _PLAIN_NUMBER.fullmatch(text):
         return None
     return Decimal(text.replace(",", ""))
@@ -143,9 +143,9 @@ _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled
 
 
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
-    """Parse unified ``text`` as a number and unit: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
+    """Parse normalised ``text`` as a number and unit: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
-    Return None without a plain number, or if a variable may follow the number (as in ``3x``, ``2 ab`` and, unless
+    Return None if there is no plain number, or if a variable may follow it (as in ``3x``, ``2 ab`` and, unless
     ``short`` is set, ``5 m``).
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
@@ -207,14 +207,14 @@ _BASE = re.compile(
     re.I,
 )
 MAX_NUMERAL = 200
-"""Maximum length of a number with a base. Longer text is not parsed as a number."""
+"""Maximum length of text that is parsed as a number with a base."""
 
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """Return the units after numbers or in ``\\text{}``, one per listed answer, or an empty set if any is unknown."""
+    """Return the units after numbers or in ``\\text{}``, one per list entry, or an empty set if any is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -244,11 +244,11 @@ def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
 
 
 Unit = tuple[tuple[str, int], ...]
-"""Canonical names and powers of a unit's factors, as in ``(("h", -1), ("km", 1))``."""
+"""Pairs of canonical name and power, one per factor of a unit, as in ``(("h", -1), ("km", 1))``."""
 
 
 def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
-    """Return a unit's size in base units and the powers of these base units."""
+    """Return a unit's size in base units, and the powers of the base units."""
     size, base = Fraction(1), Counter[str]()
     for name, power in unit:
         prefixed = f"{_PREFIXES[name[0]]} {name[1:]}" if name[0] in _PREFIXES and name[1:] in _PREFIXED else ""
@@ -260,7 +260,7 @@ def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
 
 
 def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
-    """Convert unified ``text`` to an expression in base units, or return None if it has no units.
+    """Convert normalised ``text`` to an expression in base units, or return None if it has no units.
 
     ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. Also return the base units' powers, and the units.
     """
@@ -290,7 +290,7 @@ def with_degrees(latex: str) -> str:
 
 
 def marks_in(latex: str) -> set[str]:
-    """Return the symbols in ``latex``: degrees, minutes and seconds of arc, radians, percent, dollars and cents."""
+    """Return the symbols in ``latex`` for degrees, minutes and seconds of arc, radians, percent, dollars and cents."""
     marks = {(match.lastgroup or "").replace("_sign", "s") for match in _MARKS.finditer(latex)}
     return marks | {["minutes", "seconds"][len(_PRIME_SIGN.findall(primes)) - 1] for primes in _ARC.findall(latex)}
 

@@ -30,7 +30,7 @@ from verl.verifiers.numerals import in_digits
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 2000
-"""Maximum answer length. A longer answer must equal the ground truth as text."""
+"""Maximum length of answers that are parsed. Longer answers must equal the ground truth as text."""
 
 MAX_LISTED = 12
 """Maximum length of a list of answers. Longer lists are compared as one expression."""
@@ -43,7 +43,7 @@ _BETWEEN_BOXES = re.compile(
     r"[\s$,;.、，；()\\]{0,20}(?:(and|or|和|或|与)[\s$]{0,5})?(?:\\?[A-Za-z][A-Za-z0-9_{}]{0,10}\s{0,3}=\s{0,3})?[\s$]{0,5}"
 )
 _SEVERAL = re.compile(r"\A\s*\\?[({\[]|\\pm|[<>,]|\\(?:[lg]eq?|in|cup|neq)(?![A-Za-z])|\\begin")
-"""A ground truth that may also be written as a list, such as a set, a tuple, or conditions."""
+"""Pattern of a ground truth that may also be written as a list, such as a set, a tuple, or conditions."""
 
 
 _MONEY = re.compile(r"(?:\\\$|\A\s?\$(?=[^$]*\Z))\s?([0-9][0-9.,]{0,20})")
@@ -81,19 +81,19 @@ def verify_math(solution: str, ground_truth: str, extra_info: Info = None, quick
 def decide_math(
     answer: str | None, boxed: bool, ground_truth: str, quick: bool, tolerance: Tolerance = EXACT
 ) -> Verdict | None:
-    """Compare an answer with the ground truth as text, words, numbers and units, and finally algebraically.
+    """Compare an answer with the ground truth as text, words, numbers and units, and algebraically if necessary.
 
-    Missing units, wrappers such as ``\\text{}``, full-width characters and the order of a list are ignored. Different
-    units matter, as does the order of answers if the ground truth separates them with semicolons.
+    The comparison ignores missing units, wrappers such as ``\\text{}``, full-width characters and the order of a list.
+    Different units are wrong, and the order matters if the ground truth separates its parts with semicolons.
     """
     equal = _quick_same(answer, ground_truth, tolerance) if answer else None
     return decide(answer, boxed, equal, quick, partial(_same_by_algebra, truth=ground_truth, tolerance=tolerance))
 
 
 def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """Find the answer as ``extract_answer`` does, but join adjacent boxes at the end if the truth is a list.
+    """Find the answer like ``extract_answer``, but join adjacent boxes at the end if the ground truth is a list.
 
-    Boxes connected by "or" form a single answer.
+    Different numbers in boxes connected by "or" form a single answer.
     """
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     if not boxed or answer is None or len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
@@ -146,7 +146,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
 
 
 def _tidy(answer: str, truth: str) -> tuple[str, str]:
-    """Convert minutes of arc to degrees. If one answer is in cents and the other in dollars, write out both units."""
+    """Convert minutes of arc to degrees. Spell out both units if one amount is in cents and the other in dollars."""
     answer, truth = with_degrees(answer), with_degrees(truth)
     if marks_in(answer) ^ marks_in(truth) == {"dollars", "cents"}:
         answer, truth = (_MONEY.sub(r"\1 dollars", text).replace("¢", " cents") for text in (answer, truth))
@@ -154,20 +154,20 @@ def _tidy(answer: str, truth: str) -> tuple[str, str]:
 
 
 def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
-    """Convert unified texts to base units if they have the same dimensions but different units, or return None."""
+    """Convert normalised texts to base units. Return None unless they have the same dimensions but different units."""
     ours = in_base_units(answer)
     theirs = in_base_units(truth) if ours and modifiers_in(answer) == modifiers_in(truth) else None
     return (ours[0], theirs[0]) if ours and theirs and ours[1] == theirs[1] and ours[2] != theirs[2] else None
 
 
 def same_measure(answer: str, truth: str) -> bool | None:
-    """Return whether two quantities in different units are equal, or None if the texts are not such quantities."""
+    """Return whether two quantities in different units are equal, or None for texts that are not comparable."""
     same = _in_same_units(unify(answer), unify(truth))
     return compare_latex(*same) if same else None
 
 
 def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Implement :func:`_quick_same` for unified texts."""
+    """Implement :func:`_quick_same` for texts normalised by ``unify``."""
     if not answer or not truth:
         return False
     if squeeze(answer) == squeeze(truth):
@@ -187,7 +187,7 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _labels_differ(answer: str, truth: str) -> bool:
-    """Return whether ``answer`` and ``truth`` are values of different variables."""
+    """Return whether ``answer`` and ``truth`` assign values to different variables."""
     labels = [_LABEL.match(squeeze(text)) for text in (answer, truth)]
     return all(labels) and len({label.group() for label in labels if label}) > 1
 
@@ -205,7 +205,7 @@ def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
 
 
 def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Return whether answer and truth are equivalent, or None if the answer is not parsable. May never terminate."""
+    """Return whether answer and ground truth are equivalent, or None if unparsable. May never terminate."""
     answer, truth = _tidy(answer, truth)
     unified = unify(answer)
     equal = _same(unified, unify(truth), tolerance)
@@ -216,7 +216,7 @@ def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | No
 
 
 def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Implement :func:`_same_by_algebra` for unified texts."""
+    """Implement :func:`_same_by_algebra` for texts normalised by ``unify``."""
     answer, truth = _both_signs(answer), _both_signs(truth)
     for thousands in () if _in_same_units(answer, truth) else (True, False):
         ours, _ = split_answers(answer, thousands)

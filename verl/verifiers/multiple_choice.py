@@ -13,7 +13,7 @@ from verl.verifiers.notation import same_words
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_LETTERS_CHARS = 200
-"""Maximum length of a list of letters. Longer text is not parsed as a list."""
+"""Maximum length of text that is parsed as a list of letters."""
 
 _MARKUP = re.compile(
     r"\\(?:text)?color\s?\{[A-Za-z]{1,20}\}|\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"
@@ -43,13 +43,13 @@ _CALLED_RIGHT = re.compile(
 )
 _LAST_LETTER = re.compile(r"(?:^|(?<!%)[\s:=>(,.])(\(?)([A-Z])(\)?)$")
 _SET_OFF = re.compile(r"[\[\"“‘'`]{1,2}([A-Z])[]\"”’'`]{1,2}")
-"""A letter enclosed in brackets or quotation marks of any kind."""
+"""Pattern of a letter enclosed in square brackets or quotation marks."""
 
 _CORRECTED = re.compile(
     r"(?<![A-Za-z])(?i:(?<!is\s)no|wait|sorry|actually|correction|rather|i meant?|make that)(?![A-Za-z])"
     r"(?:(?!not|n['’]t)[^\n.]){0,30}?(?<![A-Za-z0-9])\(?([A-Z])\)?(?=[.!*]*\s*\Z)"
 )
-"""A correction that follows an answer, as in "No, C"."""
+"""Pattern of a correction that follows an answer, as in "No, C"."""
 
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
@@ -72,7 +72,7 @@ _BEFORE_LETTER = re.compile(
     r"|(?<![A-Za-z])(?:its|(?:it|that|this|here|one)['’]s))\Z",
     re.IGNORECASE,
 )
-"""Text after which a letter names an option. After other words, a letter may be part of a name, as in Vitamin D."""
+"""Pattern of text after which a letter denotes an option. In other places, a letter may be a name (Vitamin D)."""
 
 _CLAUSE_END = re.compile(r"[.!?;,](?=\s)")
 _CONTRAST = re.compile(r"(?<![A-Za-z])but(?![A-Za-z])")
@@ -80,7 +80,7 @@ _HEDGED = re.compile(
     r"\A[A-Z]\)?,?\s(?:\(?or\s(?:[a-z]{1,12}\s)?\(?[A-Z](?![A-Za-z])|unless\b|(?:if|when|for)\b.{1,80}\b(?:otherwise|else)\b"
     r"|(?:otherwise|else)\b)"
 )
-"""A letter with a condition, as in "C if n is even, else A"."""
+"""Pattern of a letter with a condition, as in "C if n is even, else A"."""
 
 _DENIED_BEFORE = re.compile(
     r"(?<![A-Za-z])(?:wrong|incorrect|false|worst|(?:any|none|all|each|every|some|other|not|neither|either|no|another|one|two|three|most|many|list|set)"
@@ -100,10 +100,10 @@ _IT_IS = re.compile(r"(?<![A-Za-z])(?:it|that|this)(?:['’]s|\sis)\s{1,3}(?=\(?
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
 OR = "or"
-"""Marker added to the letters of an answer that does not commit to one choice."""
+"""Marker added to the letters of an answer that leaves several options open."""
 
 WORDS = "AI"
-"""Letters that are also English words. Without brackets, they are options only at the end of a sentence."""
+"""Letters that are also English words. Without brackets, they denote options only at the end of a sentence."""
 
 
 def verify_multiple_choice(
@@ -112,10 +112,10 @@ def verify_multiple_choice(
     """Verify a response. Return None if ``quick`` is set and algebra is required.
 
     ``ground_truth`` is a letter, several letters (``AD`` means that exactly these are correct), a labelled option, or
-    the text of an option. Anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
-    :func:`read_options`), the text of the correct option and expressions equal to it are also accepted.
+    the text of an option. Other ground truths are compared as mathematics. If ``extra_info`` has ``options`` (see
+    :func:`read_options`), the text of the correct option and expressions equal to it are also correct.
 
-    The answer is in the last box, or else in the last statement ("the answer is (B)") or a letter at the end.
+    The answer is the last box, or else the last statement ("the answer is (B)") or a letter at the end.
     """
     options = read_options((extra_info or {}).get("options"))
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
@@ -154,7 +154,7 @@ def read_options(options: Any) -> dict[str, str]:
     """Return the text of each option by letter, in order, or an empty mapping if there are no options.
 
     ``options`` is a mapping, a list of strings, or a single string with labels in order (``A) 5``, ``(A) 5``, ``A.
-    5``). Labels in a list are removed if every string has one.
+    5``). Labels are removed from a list if every string has one.
     """
     if isinstance(options, Mapping):
         return {str(letter): str(text) for letter, text in options.items() if text is not None}
@@ -179,7 +179,7 @@ def _inline_options(text: str) -> dict[str, str]:
 
 
 def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options named in ``text``, or an empty set if it does not consist of letters or labelled options.
+    """Return the options chosen in ``text``, or an empty set unless it consists of letters or labelled options.
 
     Examples are ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless it is the text of an option. If
     a label precedes the text of a different option, both options are returned.
@@ -207,7 +207,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options whose text equals ``text``, or an empty set if it is longer than ``TAIL_CHARS``."""
+    """Return the options whose text equals ``text``, or an empty set if ``text`` is longer than ``TAIL_CHARS``."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
@@ -219,7 +219,7 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
-    """Return the answer in a response without a box (None if absent) and the options that it names."""
+    """Return the answer in a response without a box (None if absent) and the letters of the chosen options."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
     statements = [
         _first_sentence(tail[match.end() :])
@@ -258,7 +258,7 @@ def _is_affirmed(line: str, it_is: re.Match[str]) -> bool:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence up to a "not". A full stop after a label (``B. 42``) does not end the sentence."""
+    """Return the first sentence up to a "not". The full stop of a label (``B. 42``) does not end the sentence."""
     line = _REJECTED.sub("", text.lstrip(" \t\n:=*").partition("\n")[0][:MAX_LETTERS_CHARS])
     label = _LABEL.match(line)
     start = label.end() if label else 0

@@ -27,10 +27,10 @@ WRAPPER = re.compile(TEXT + r"\{([^{}]*)\}")
 _CIRCLED = re.compile(r"\\textcircled\s*\{\s*(\w)\s*\}")
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in WORDS["notation"]["rewrites"]]
 _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
-"""Punctuation at the start of an answer. A comma before a digit is excluded, since it may be a decimal comma."""
+"""Pattern of punctuation at the start of an answer, except for commas before digits, which may be decimal commas."""
 
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,15})\.(\d{0,15})\\(?:overline|bar|dot)\s?\{(\d{1,15})\}")
-"""A repeating decimal, such as 0.1\\overline{6}."""
+"""Pattern of a repeating decimal, such as 0.1\\overline{6}."""
 
 _SIDE = r"(?:[^<>=\\]|\\(?!ge(?![A-Za-z]))){1,99}"
 _DESCENDING = re.compile(rf"{_SIDE}(?:(?:>|\\ge(?![A-Za-z])){_SIDE}){{2,9}}")
@@ -38,7 +38,7 @@ _BETWEEN = re.compile(
     r"([a-z]) ?(>|\\ge(?![A-Za-z]))([^<>=,a-z]{1,40})(?:and|,) ?\1 ?(<|\\le(?![A-Za-z]))([^<>=,]{1,40})"
 )
 _RAISED = re.compile("([⁰¹²³⁴-⁹]{1,9})⁄([₀-₉]{1,9})")
-"""A fraction of superscript and subscript digits."""
+"""Pattern of a fraction written with superscript and subscript digits."""
 
 _SET_OF_REALS = re.compile(
     r"(?:\\mathbb\s*\{R\}|R|all real(?: number)?s?|\(-\\infty\s*,\s*\\infty\s*\)|全体实数|实数集R?)\.?", re.I
@@ -52,7 +52,7 @@ _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|
 
 
 def unify(text: str) -> str:
-    """Convert ``text`` to a common notation, with LaTeX instead of Unicode symbols and without wrappers."""
+    """Normalise the notation of ``text``: use LaTeX instead of Unicode symbols, and remove wrappers."""
     text = _RAISED.sub(lambda match: _fraction(match[0]), text)
     text = _CIRCLED.sub(r"(\1)", text.translate(_TRANSLATION))
     for _ in range(2):
@@ -95,7 +95,7 @@ def _as_fraction(match: re.Match[str]) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Remove redundant braces and spaces from unified text before a textual comparison.
+    """Remove redundant braces and spaces from normalised text before a textual comparison.
 
     Spaces between numbers are kept, except as thousands separators, because ``1 1/2`` is not ``11/2``.
     """
@@ -115,7 +115,7 @@ _PUNCTUATION = re.compile(
 
 
 def words_in(text: str) -> str | None:
-    """Return unified ``text`` in lower case without punctuation, or None if it is mathematics rather than words."""
+    """Return normalised ``text`` in lower case without punctuation, or None if it does not consist of words."""
     if not _WORDS.fullmatch(text) or not _WORD.search(_JOINERS.sub("", text)):
         return None
     lowered = re.sub(r"(?<=\d)\s*/\s*(?=\d)", "/", text.lower())
@@ -128,14 +128,14 @@ def same_words(a: str, b: str) -> bool:
 
 
 _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(?:and|or)\b|[和或与及且])")
-"""Brackets and separators of a list, including the words in ``_JOINERS``."""
+"""Pattern of the brackets and separators of a list, including the words in ``_JOINERS``."""
 
 
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
-    """Split unified ``text`` into answers, and return whether semicolons separate them, so that their order matters.
+    """Split normalised ``text`` into answers. Also return whether semicolons separate them, so that order matters.
 
-    A surrounding pair of set braces is removed. If ``thousands`` is set, a comma between a digit and a group of three
-    digits is not a separator.
+    Set braces around ``text`` are removed. If ``thousands`` is set, a comma between a digit and a group of three digits
+    is not a separator.
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
     parts, depth, start, ordered = [], 0, 0, False

@@ -1,4 +1,4 @@
-"""Numbers in English words, such as "twelve", "three hundred and five", "two and a half" and "half a dozen"."""
+"""Parses numbers in English words, such as "twelve", "three hundred and five", "two and a half", "half a dozen"."""
 
 import re
 from fractions import Fraction
@@ -22,7 +22,7 @@ _NUMERAL = re.compile(
 
 
 def in_digits(text: str) -> str:
-    """Replace numbers in words with digits: "two and a half dozen eggs" becomes "30 eggs"."""
+    """Convert numbers in words to digits: "two and a half dozen eggs" becomes "30 eggs"."""
     return _NUMERAL.sub(_digits, text)
 
 
@@ -35,7 +35,7 @@ def _digits(match: re.Match[str]) -> str:
 
 
 def _value(words: list[str]) -> Fraction | None:
-    """Return the value of a number in words, or None if the words are not one number, as in "two three"."""
+    """Return the value of a number in words, or None if the words are not a single number, as in "two three"."""
     total = before = Fraction(0)  # Completed thousands; what stands before an "and".
     current: Fraction | None = None
     for word in words:

@@ -4,7 +4,7 @@ from verl.verifiers.math import Tolerance, decide_math, find_answer
 from verl.verifiers.verdict import Info, Verdict
 
 ROUNDING = "1e-4"
-"""Maximum relative error of a correct decimal. This value is common in evaluations. Integers must match exactly."""
+"""Maximum relative error of a correct decimal. Many evaluations use this value. Integers must match exactly."""
 
 
 def verify_open_answer(

@@ -1,8 +1,8 @@
-"""Verifier for reasoning-gym problems, which scores a response with the scorer of the problem's generator.
+"""Verifier for reasoning-gym problems, which calls the scorer of the problem's generator.
 
 The ground truth contains the generator's name, its options (for scorers that read them), and the whole problem. The
 problem is a Python literal, because JSON has no tuples. Some scorers evaluate the answer as Python code, so operations
-that affect anything outside the process are refused during scoring.
+with effects outside the process are blocked during scoring.
 """
 
 import ast
@@ -25,9 +25,9 @@ KEYS = ("answer", "dataset", "options", "problem")
 """Keys of a ground truth."""
 
 REFUSED = ("os.", "shutil.", "subprocess.", "socket.", "ctypes.", "pty.", "signal.", "fcntl.", "mmap.", "tempfile.")
-"""Prefixes of audit events that are refused during scoring."""
+"""Prefixes of audit events that are blocked during scoring."""
 ALLOWED = ("os.listdir", "os.scandir", "os.walk")
-"""Audit events that are allowed despite their prefix, because imports need them."""
+"""Audit events that are allowed despite their prefix, because imports depend on them."""
 
 _SCORING = threading.local()
 
@@ -35,11 +35,11 @@ _SCORING = threading.local()
 def verify_reasoning_gym(
     solution: str, ground_truth: Any, extra_info: Info = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response. Return None if ``quick`` is set and there is an answer to score. ``extra_info`` is unused.
+    """Verify a response. Return None if ``quick`` is set and an answer must be scored. ``extra_info`` is unused.
 
     The answer is the content of the last ``<answer>``, or else of the last box, or else the whole response if it is
-    short. The generator's scorer computes the score. A response is correct if its score is at least 1. If the scorer
-    fails, the score is 0.
+    short. The generator's scorer computes the score, which is at least 1 for correct responses, and 0 if the scorer
+    fails.
     """
     (truth,) = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)
@@ -95,7 +95,7 @@ def load_generator(name: str, options: str) -> Any:
 def confined() -> Iterator[None]:
     """Block file writes, subprocesses, signals and network connections in this thread.
 
-    The block prevents accidental side effects of evaluated answers. It is not a sandbox for malicious code.
+    This prevents accidental side effects of evaluated answers, but is not a sandbox for malicious code.
     """
     _install_hook()
     _SCORING.active = True

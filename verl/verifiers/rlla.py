@@ -8,7 +8,7 @@ A response contains thoughts, followed by tool calls, an answer, or both::
     </tool_call>
     <response>...</response>
 
-A format that matches the ground truth scores 1. Tool calls add -3 to 3 if the ground truth contains any.
+A response scores 1 if its format is correct, plus -3 to 3 for its tool calls if the ground truth contains any.
 """
 
 import json
@@ -20,9 +20,9 @@ from typing import Any
 from verl.verifiers.verdict import Info, Verdict
 
 BEST = 3.0
-"""Score of tool calls that equal the ground truth's calls. The lowest score is the negative of this value."""
+"""Score of tool calls that are identical to the ground truth. The lowest score is the negative of this value."""
 MAX_CALLS = 64
-"""Maximum number of tool calls in a response. A response with more calls gets the lowest score for calls."""
+"""Maximum number of tool calls in a response. Responses with more calls get the lowest score for tool calls."""
 
 _CALLS, _ANSWER = r"\n<tool_call>\n.*?\n</tool_call>", r"\n<response>.*?</response>"
 
@@ -30,8 +30,8 @@ _CALLS, _ANSWER = r"\n<tool_call>\n.*?\n</tool_call>", r"\n<response>.*?</respon
 def verify_rlla(solution: str, ground_truth: str, extra_info: Info = None, quick: bool = False) -> Verdict | None:
     """Verify a response including its thoughts. ``extra_info`` and ``quick`` are unused.
 
-    The response is correct if its format and tool calls match the ground truth. ``boxed`` is true if the format
-    matches. ``extras`` contains ``format_reward`` and ``accuracy_reward``.
+    A response is correct if its format and tool calls match the ground truth. ``boxed`` is true if the format matches.
+    ``extras`` contains ``format_reward`` and ``accuracy_reward``.
     """
     solution = solution.strip()
     expected = read_calls(ground_truth)
@@ -50,7 +50,7 @@ def verify_rlla(solution: str, ground_truth: str, extra_info: Info = None, quick
 
 
 def has_form(text: str, calls: bool, answer: bool) -> bool:
-    """Return whether ``text`` consists of thoughts, tool calls (if ``calls``) and a response (if ``answer``)."""
+    """Return whether ``text`` has thoughts, followed by tool calls if ``calls`` and by a response if ``answer``."""
     tags = [*(("<tool_call>", "</tool_call>") if calls else ()), *(("<response>", "</response>") if answer else ())]
     pattern = rf"<think>.*?</think>{_CALLS if calls else ''}{_ANSWER if answer else ''}"
     return all(text.count(tag) == 1 for tag in tags) and re.fullmatch(pattern, text, re.DOTALL) is not None
@@ -59,7 +59,7 @@ def has_form(text: str, calls: bool, answer: bool) -> bool:
 def read_calls(text: str) -> list[dict[str, Any]]:
     """Return the calls in the first ``<tool_call>``, one JSON object per line, or an empty list if there is no tag.
 
-    Raises ``ValueError`` if a line is not a call, ``{"name": ..., "parameters": {...}}``.
+    Raises ``ValueError`` if a line is not a call of the form ``{"name": ..., "parameters": {...}}``.
     """
     _, opened, rest = text.partition("<tool_call>")
     if not opened:
@@ -72,7 +72,7 @@ def read_calls(text: str) -> list[dict[str, Any]]:
 
 
 def calls_score(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
-    """Score tool calls from -3 to 3 by the names, parameters and values that they share with the expected calls.
+    """Score tool calls from -3 to 3 by how many names, parameters and values match the expected calls.
 
     Each expected call is matched with the best remaining call of the same name.
     """
@@ -105,7 +105,7 @@ def overlap(first: Iterable[str], second: Iterable[str]) -> float:
 
 
 def read_truth(truth: Any) -> list[str]:
-    """Return the ground truth, a complete response. Raises ``ValueError`` if it is blank or contains invalid calls."""
+    """Return the ground truth, a complete response. Raises ``ValueError`` for blank text or invalid calls."""
     if not isinstance(truth, str) or not truth.strip():
         raise ValueError("must be a response with <think>, and <tool_call>, <response> or both")
     read_calls(truth)

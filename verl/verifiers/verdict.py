@@ -17,8 +17,8 @@ class Verdict:
     """Whether the response has a closed, non-empty ``\\boxed{...}``, or another form required by its verifier."""
     reason: str
     """``exact`` or ``equivalent`` if correct, otherwise ``different``, ``missing`` (no answer), ``unparsed`` (algebra
-    cannot parse the answer), ``timeout``, ``memory`` or ``crash``. Custom functions use ``custom``, or ``error`` if
-    they raise or return no score, and ``inapplicable`` if they return None as part of a sum."""
+    cannot parse the answer), ``timeout``, ``memory`` or ``crash``. For custom functions: ``custom``, ``error``
+    (exception or no score), or ``inapplicable`` (None returned as part of a sum)."""
     answer: str = ""
     """Answer found in the response."""
     score: float | None = None
@@ -28,9 +28,9 @@ class Verdict:
     share: float | None = None
     """Fraction of tests that a program passed, or None for other kinds of responses."""
     stated: bool = field(default=False, compare=False)
-    """Whether a custom function said by a key of its own, such as ``acc``, that the response is ``correct``."""
+    """Whether a custom function set ``correct`` through an explicit key of its result, such as ``acc``."""
     failed: bool = field(default=False, compare=False)
-    """Whether a custom function failed, so that the response scores 0 whatever other functions say."""
+    """Whether a custom function failed, in which case the response scores 0 regardless of other functions."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as a dictionary with veRL's keys for reward function results."""
@@ -53,7 +53,7 @@ class Verdict:
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""Maps the result of the algebraic comparison (None if it cannot parse the answer) to the verdict's reason."""
+"""Maps the result of the algebraic comparison (None for an unparsable answer) to the verdict's reason."""
 
 
 def decide(

@@ -1,1 +1,1 @@
-"""Code that runs in Ray actors, one process per device. The processes form one ``torch.distributed`` world."""
+"""Code that runs in Ray actors, with one process per device. The processes form one ``torch.distributed`` world."""

@@ -59,10 +59,10 @@ class Actor(Policy):
         )
 
     def learn_from_teacher(self, options: TeacherConfig, teacher: Policy | None) -> None:
-        """Add the teacher loss set in ``options``, if any.
+        """Add the teacher loss that ``options`` specify, if any.
 
         Losses over whole distributions need a ``teacher`` in this worker: a frozen model, a moving average, or this
-        policy. Losses over sampled tokens need no ``teacher``.
+        policy. Losses over sampled tokens do not need a ``teacher``.
         """
         self.teacher_options = options
         if options.is_exact:
@@ -94,7 +94,7 @@ class Actor(Policy):
     def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
         """Like :meth:`update`, but for a batch sampled from the current policy.
 
-        The update's own forward pass computes the old log-probabilities, and ``old_logprobs`` is ignored.
+        The old log-probabilities are computed in the update's own forward pass, and ``old_logprobs`` is ignored.
 
         Returns:
             The metrics, and this rank's responses with ``logprobs`` and ``entropy`` from before the optimizer step.
@@ -110,7 +110,7 @@ class Actor(Policy):
     def _step(
         self, batch: Batch, cuts: list[Tensor], num_tokens: int, num_sequences: int, scored: list[Batch] | None
     ) -> dict[str, float]:
-        """Take one optimizer step; see :meth:`_loss` for ``scored``."""
+        """Take one optimizer step. ``scored`` is passed to :meth:`_loss`."""
         size = BatchSize(num_tokens, num_sequences, self.max_response_length)
         with ExitStack() as stack:
             stack.enter_context(self.parameters.loaded())
@@ -127,8 +127,8 @@ class Actor(Policy):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's contribution to the mini-batch loss, and metrics summed over its tokens.
 
-        If ``scored_before`` is given, the log-probabilities computed here are also used as the old ones. A batch with
-        these log-probabilities and the entropies of all sampled tokens is appended to ``scored_before``.
+        If ``scored_before`` is set, the current log-probabilities also serve as the old ones. A batch with the
+        log-probabilities and entropies of all sampled tokens is appended to ``scored_before``.
         """
         config, needs, level = self.config, self.loss.needs, self.correction.rollout_is
         # 1. Score the responses. A custom loss and a sequence-level ratio need all tokens of the responses, even tokens

@@ -1,6 +1,6 @@
-"""Analysis worker: a policy that runs on finished responses and computes metrics that need its internal states.
+"""Analysis worker, which runs a policy on finished responses and computes metrics of its internal states.
 
-Hidden states and distributions over the vocabulary stay in the worker. Only a few numbers per response are returned.
+Hidden states and distributions over the vocabulary stay in the worker, which returns only a few numbers per response.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from verl.workers.measurements import MeasuredPrompt, PrefixMetrics, PromptRespo
 
 
 class AnalysisWorker:
-    """One of the processes that jointly run the policy. Every method is called on all workers at once."""
+    """One of the processes that jointly run the policy. Each method must be called on all workers at once."""
 
     def __init__(
         self, model: ModelConfig, place: WorkerPlace, calculator: CalculatorConfig, layer: int, micro_batch_size: int
@@ -50,7 +50,7 @@ class AnalysisWorker:
         num_read = 0
 
         def measure(states: list[Tensor], _: Batch) -> Batch:
-            """Measure responses as they are processed, and also stack the states of each prompt's responses."""
+            """Compute metrics of the processed responses, and stack the states of each prompt's responses."""
             nonlocal stack, num_read
             for response in states:
                 stack.add(response)
@@ -88,7 +88,7 @@ class AnalysisWorker:
 
 
 def _course(response: Batch, layer: int, motion: Mapping[str, Tensor]) -> PrefixMetrics:
-    """Return the rank metrics and motion of a response's prefixes, and the means over tokens since the previous one."""
+    """Return rank metrics, motion, and mean log-probability and entropy of the new tokens for each response prefix."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()

@@ -40,7 +40,7 @@ class Critic(ValueModel):
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
-        """Return the episodes on the CPU with ``values`` added. A token's value is computed at the preceding token."""
+        """Return the episodes on the CPU with ``values``. Each token's value is computed at the preceding token."""
         cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
         with self.parameters.loaded():
@@ -77,15 +77,15 @@ class Critic(ValueModel):
         return loss, sums | {"loss": loss, "values": (values.detach() * mask).sum()}
 
     def _values(self, micro: Batch) -> Tensor:
-        """Return values [M]. A token's value, like its logits, is computed at the preceding token."""
+        """Return values [M]. Each token's value, like its logits, is computed at the preceding token."""
         return self.forward.values(micro)[to_device(micro.predictors, self.device)]
 
 
 class RewardModel(ValueModel):
-    """Sequence classification model with one output, which is never trained.
+    """Sequence classification model with one output and frozen weights.
 
-    The reward model is loaded as a value model. As in sequence classification, the score of a conversation is the value
-    at its last token other than the padding token.
+    The reward model is loaded as a value model. As in sequence classification, a conversation's score is the value at
+    its last token that is not the padding token.
     """
 
     def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:
@@ -108,9 +108,9 @@ class RewardModel(ValueModel):
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
-    """Return each row's last attended position whose token is not ``pad_token_id``, or 0, as [B, 1] int64.
+    """Return the last attended position of each row whose token is not ``pad_token_id``, or 0, as [B, 1] int64.
 
-    Trailing padding tokens are skipped even if they belong to the conversation, as in the training of such heads.
+    Trailing padding tokens are skipped even if they belong to the conversation, as in training classification heads.
 
     Args:
         input_ids, attention_mask: Tensors of shape [B, S].

@@ -1,4 +1,4 @@
-"""Hybrid worker: a process per device that contains all models of a run and the rollout engine."""
+"""Hybrid worker, one per device, which contains all models of a run and the rollout engine."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,12 +28,12 @@ from verl.workers.teacher import MovingAverage, load_teacher
 
 
 class HybridWorker(CheckpointWorker, EngineWorker):
-    """One of the processes among which actor, reference, critic, reward model, teacher and engines are distributed.
+    """One of the processes that share the actor, reference, critic, reward model, teacher and rollout engines.
 
     The rollout engines may instead run in a pool of :class:`verl.workers.rollout.RolloutWorker` processes.
 
-    Every method is called on all workers at once, because FSDP gathers parameters collectively. Only models that the
-    configuration uses are loaded. An offloaded model is on the device only during methods that need it.
+    Each method must be called on all workers at once, because FSDP gathers parameters collectively. Only models that
+    the configuration uses are loaded. An offloaded model is on the device only during methods that need it.
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, stop_strings: list[str]) -> None:
@@ -91,11 +91,11 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         super().__init__(parts, config.seed, averages)
 
     def not_deterministic(self) -> list[str]:
-        """Return the names of operations used in updates so far that have no deterministic implementation in torch."""
+        """Return the names of torch operations without a deterministic implementation that updates have used so far."""
         return sorted(set().union(*(part.learner.not_deterministic for part in self._parts)))
 
     def start_generation(self) -> EngineCapacity:
-        """Load weights into the engine if it has none, prepare it, and return its capacity."""
+        """Prepare the engine, loading weights if it has none, and return its capacity."""
         if self.rollout.needs_weights:
             self.sync_weights(self.version)
         return super().start_generation()
@@ -106,12 +106,12 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             super().finish_generation()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Like :meth:`CheckpointWorker.save`, but first free the engine's memory with :meth:`finish_generation`."""
+        """Save a checkpoint like :meth:`CheckpointWorker.save` after freeing the engine's memory."""
         self.finish_generation()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
-        """Like :meth:`CheckpointWorker.load`, but first free the engine's memory with :meth:`finish_generation`."""
+        """Load a checkpoint like :meth:`CheckpointWorker.load` after freeing the engine's memory."""
         self.finish_generation()
         super().load(folder, step)
 
@@ -127,7 +127,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return scored.columns("logprobs", "entropy", *self.statistics).fill(EPISODE, **beside)
 
     def compute_ref_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs`` under the reference policy. With LoRA, this is the policy with its adapters disabled."""
+        """Return ``logprobs`` under the reference policy, which with LoRA is the policy with its adapters disabled."""
         if self.lora:
             with adapters_disabled(self.actor.model):
                 return self.actor.compute_logprobs(batch).columns("logprobs")
@@ -157,7 +157,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             self._unperturbed = add_noise(self.actor.model)
 
     def restore_weights(self) -> None:
-        """Restore the exact parameters that the policy had before :meth:`perturb_weights`."""
+        """Restore the policy's parameters exactly as they were before :meth:`perturb_weights`."""
         with self.actor.parameters.loaded():
             restore_parameters(self.actor.model, self._unperturbed)
         del self._unperturbed

@@ -1,4 +1,4 @@
-"""Worker of a frozen judge: a vLLM engine that sleeps unless it judges."""
+"""Worker of a frozen judge, which runs a vLLM engine that sleeps when it is not in use."""
 
 from verl.config.ppo import PPOConfig
 from verl.models.hub import local_folder
@@ -12,10 +12,10 @@ from verl.utils.process import set_stage
 
 
 class JudgeWorker:
-    """One of the processes that hold the engines of a frozen judge, on the devices of the trainer's workers."""
+    """One of the processes that run the engines of a frozen judge on the same devices as the trainer's workers."""
 
     def __init__(self, config: PPOConfig, place: WorkerPlace) -> None:
-        """Start the engine with the model's weights, and put it to sleep."""
+        """Start the engine, load the model's weights, and put the engine to sleep."""
         set_stage("starting the judge's engine")
         seed_everything(config.seed)
         join_world(place)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 ALONG = ("logprob", "entropy", "state_speed", "state_dispersion")
-"""Metrics of prefixes other than rank metrics."""
+"""Metrics that are computed for prefixes in addition to rank metrics."""
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,7 @@ class PromptResponses:
     """A prompt and responses whose hidden states are measured."""
 
     key: int
-    """Identifier of the prompt chosen by the caller."""
+    """Identifier of the prompt, chosen by the caller."""
     prompt_ids: list[int]
     token_ids: list[list[int]]
     """Token ids of each response. Responses must not be empty."""
@@ -22,10 +22,10 @@ class PrefixMetrics:
     """Metrics of the prefixes of one response."""
 
     ends: list[int]
-    """Lengths of the measured prefixes. The last prefix is the whole response."""
+    """Lengths of the measured prefixes, the last of which is the whole response."""
     values: dict[str, list[float]]
-    """Rank metrics, ``state_speed`` and ``state_dispersion`` of each prefix by name. ``logprob`` and ``entropy`` are
-    averages over the tokens since the previous prefix."""
+    """Maps names to values per prefix: rank metrics, ``state_speed``, ``state_dispersion``, and the means of
+    ``logprob`` and ``entropy`` over the tokens since the previous prefix."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class MeasuredPrompt:
 
     key: int
     responses: list[dict[str, list[float]]]
-    """Metrics of each response by name. ``avg_log_probs`` and ``avg_logits_entropy`` have one value, and all other
-    metrics have one value per layer."""
+    """Metric values by name for each response. ``avg_log_probs`` and ``avg_logits_entropy`` have one value, and all
+    other metrics have one value per layer."""
     stack: dict[str, list[float]]
     """Rank metrics of the stacked states of all responses, with one value per layer."""
     distances: dict[str, float]
-    """Name -> distance between the responses' mean hidden states."""
+    """Maps names to distances between the responses' mean hidden states."""
     courses: list[PrefixMetrics]

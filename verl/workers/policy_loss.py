@@ -1,4 +1,4 @@
-"""Loads and checks a run's policy loss: a built-in loss, given by name, or a custom loss, given by import path.
+"""Loads and checks a run's policy loss: a built-in loss (by name) or a custom loss (by import path).
 
 Legend: B = number of responses in the batch, R = number of response columns.
 """
@@ -22,7 +22,7 @@ from verl.config.ppo import PPOConfig
 from verl.utils.user_code import UserFunction, check_finite, check_signature, check_tensor, is_import_path, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
-"""Names of metrics that the update logs itself. A custom loss must not use them."""
+"""Names of metrics that every update logs. Custom losses must not use these names."""
 
 KWARGS = "actor.policy_loss_kwargs"
 
@@ -47,11 +47,11 @@ class PolicyLoss:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of the statistics that the output head must compute, besides the entropy."""
+        """Names of the statistics that the output head must compute in addition to the entropy."""
         return tuple(name for name in self.needs.statistics if name != "entropy")
 
     def prepared(self, mini: Batch, size: BatchSize) -> Batch:
-        """Return ``mini`` with the columns that the loss prepares, or ``mini`` itself if the loss prepares none."""
+        """Return ``mini`` with the columns that the loss prepares, or unchanged if it does not prepare any."""
         prepare = self.needs.prepare
         if prepare is None:
             return mini
@@ -95,7 +95,7 @@ class PolicyLoss:
         )
 
     def padding_rows(self, micro: Batch) -> Tensor | None:
-        """Return a mask of rows that only pad this worker's share, [B] bool, or None if the loss may read them."""
+        """Return a mask of this worker's padding rows, [B] bool, or None if the loss may read these rows."""
         return micro.group < 0 if self.needs.whole_groups else None
 
     def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -118,7 +118,7 @@ class PolicyLoss:
         return losses.new_zeros(len(copied), *losses.shape[1:]).index_copy(0, rows, losses), metrics
 
     def check_per_token(self, losses: Tensor) -> None:
-        """Raise ``ConfigError`` if losses are per response, since per-token weights cannot be applied to them."""
+        """Raise ``ConfigError`` if there is one loss per response, to which per-token weights cannot be applied."""
         fix = f"{self.where} returns one number a response, which has no tokens to weight; set it to null"
         require(losses.dim() == 2, "algorithm.rollout_correction.rollout_is", "token or sequence", fix)
 
@@ -155,7 +155,7 @@ class PolicyLoss:
 
 
 def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:
-    """Raise ``ConfigError`` if the run's options do not provide what the policy loss needs."""
+    """Raise ``ConfigError`` if the run's options are incompatible with the needs of the policy loss."""
     needs, actor, n = loss.needs, config.actor, config.rollout.n
     require(
         "ref_logprobs" not in needs.columns or config.uses_reference,

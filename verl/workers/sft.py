@@ -17,7 +17,7 @@ from verl.utils.process import set_stage
 
 
 class SFTWorker(CheckpointWorker):
-    """One of the processes over which the model is sharded. Every method is called on all workers at once."""
+    """One of the processes over which the model is sharded. Each method must be called on all workers at once."""
 
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
         set_stage("loading the model")
@@ -41,7 +41,7 @@ class SFTWorker(CheckpointWorker):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Batch:
-        """Return the conversations with the total log-probability and the number of their learned tokens.
+        """Return the conversations with the number of learned tokens and the sum of their log-probabilities.
 
         The columns ``total_logprob`` and ``num_learned`` are float64 with one entry per episode.
         """

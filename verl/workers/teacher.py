@@ -1,4 +1,4 @@
-"""Loads and updates the teacher of on-policy distillation."""
+"""Loads and updates the teacher for on-policy distillation."""
 
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from verl.models.policy import Policy, scoring_batches
 def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> Policy:
     """Load the frozen model ``teacher.model``, which scores the policy's responses. ``tokenizer`` is the policy's.
 
-    If the output heads of policy and teacher differ in size because of padding, only the tokenizer's tokens are
-    compared, and the teacher's probabilities are normalised over these tokens.
+    The output heads of policy and teacher may differ in size because of padding. In this case, the loss compares only
+    the tokenizer's tokens, and the teacher's probabilities are normalised over these.
     """
     model = config.teacher.model
     rows = {ModelInfo.of(other).text_config.vocab_size for other in (config.model, model)}
@@ -26,7 +26,7 @@ def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedToken
 
 
 class MovingAverage(Policy):
-    """A moving average of the policy's weights, in float32 and with the same sharding."""
+    """Teacher whose weights are a moving average of the policy's weights, in float32 and with the same sharding."""
 
     def __init__(self, config: PPOConfig, mesh: DeviceMesh, policy: Policy) -> None:
         """Copy the weights of ``policy``."""

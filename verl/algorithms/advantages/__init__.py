@@ -62,10 +62,10 @@ ADVANTAGE_ESTIMATORS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "gae": _whitened_gae,
     **{name: _without_returns(name) for name in _WITHOUT_CRITIC},
 }
-"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], **options) -> advantages and returns, [B, R].
+"""Maps each name to f(token_rewards [B, R], response_mask [B, R], group_ids [B], **options) -> (advantages, returns).
 
-The returns are the critic's regression targets, or None for estimators without a critic. ``gae`` whitens its advantages
-over the batch, as is usual in PPO for language models. Options:
+Both results are ``[B, R]``. The returns are the critic's regression targets, or None for estimators without a critic.
+``gae`` whitens its advantages over the batch, as is usual in PPO for language models. Options:
 
 - ``norm_by_std``: whether to divide by the group's standard deviation (``grpo``, ``grpo_passk``)
 - ``gamma``: discount per token (``reinforce_plus_plus``, ``gae``)

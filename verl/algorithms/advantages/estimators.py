@@ -1,4 +1,4 @@
-"""Implementations of the advantage estimators. The package's docstring describes their common arguments."""
+"""Implementations of the advantage estimators. Their common arguments are documented in the package docstring."""
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
     """Compute GRPO's advantage, each response's score relative to its group, and assign it to every response token.
 
     With ``norm_by_std``, this is GRPO (arXiv 2402.03300): A = (s - mean) / (std + 1e-6), with the mean and the unbiased
-    standard deviation of the group. Otherwise, it is Dr.GRPO (arXiv 2503.20783): A = s - mean. As in veRL, a group of
-    one is treated as having mean 0 and standard deviation 1.
+    standard deviation of the group. Without ``norm_by_std``, this is Dr.GRPO (arXiv 2503.20783): A = s - mean. As in
+    veRL, the mean is 0 and the standard deviation is 1 in a group of one.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     relative = groups.normalised(scores) if norm_by_std else groups.centred(scores)
@@ -29,7 +29,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Assign the best response in a group its margin over the second best, and all other responses 0.
+    """Set the advantage of the best response in each group to its margin over the second best, and all others to 0.
 
     This estimates the gradient of the highest score among the responses to a prompt (Tang et al. 2025, arXiv
     2503.19595). If several responses tie for best, all advantages are 0. Groups must have at least 2 responses.
@@ -75,9 +75,9 @@ def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
     """Compute the group policy gradient's advantage (arXiv 2504.02546) on every response token.
 
     A = alpha (s - mean of the group) with alpha = responses / max(1, responses with a nonzero score). Both counts
-    include only responses to learn from, so filler responses do not change the gradient. The scale compensates for
-    prompts without a correct response, which contribute no gradient. The counts follow veRL; the paper also excludes
-    prompts whose responses are all correct. In a group of one, the mean is 0.
+    exclude responses without tokens in ``learned_mask``, so filler responses do not change the gradient. Alpha
+    compensates for prompts without a correct response, which contribute no gradient. The counts follow veRL. The paper
+    also excludes prompts whose responses are all correct. In a group of one, the mean is 0.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
@@ -93,10 +93,10 @@ def optimal_token_baseline_advantages(
 
     This is veRL's ``tir_optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from the
     t-th token in the mask onwards, and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's
-    responses that have a t-th token. W_it is the sum of ``variances`` up to that token, a proxy for the squared
-    gradient norm of the log-probability of the response up to it. If only one response has a t-th token, b_t is 0.
-    Tokens outside the mask, such as those written by an environment, are skipped. Without gaps in the mask, this is
-    also veRL's ``optimal_token_baseline``, which compares columns.
+    responses that have a t-th token. W_it is the sum of ``variances`` up to the t-th token. It approximates the squared
+    gradient norm of the log-probability of these tokens. If only one response has a t-th token, b_t is 0. Tokens
+    outside the mask, such as those written by an environment, are skipped. If the mask has no gaps, this also equals
+    veRL's ``optimal_token_baseline``, which compares tokens in the same column.
 
     ``variances [B, R]`` are the nonnegative variances of the tokens; see :func:`token_variances`.
     """
@@ -145,7 +145,7 @@ def gae_advantages(
     Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, with the temporal difference delta_t = r_t
     + gamma V_{t+1} - V_t. V is 0 after the last response token, so a truncated response is treated as finished.
     ``lam=0`` gives delta_t (eq. 17), and ``lam=1`` gives the discounted return minus V_t (eq. 18). The advantages are
-    not whitened. Positions outside the mask are skipped: the recursion continues across gaps.
+    not whitened. The recursion skips positions outside the mask.
 
     Args:
         values: the critic's V_t in units of reward, ``[B, R]``.
@@ -177,7 +177,7 @@ def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A - mean) / (std + 1e-8), with the mean and unbiased std over all response tokens of the batch.
 
     Every token has equal weight, so long responses have more influence than short ones. The result ``[B, R]`` has the
-    dtype of ``advantages``. It is 0 outside the mask, and everywhere if there are fewer than two tokens.
+    dtype of ``advantages``. It is 0 outside the mask, and 0 everywhere if the mask has fewer than two tokens.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()
@@ -206,7 +206,7 @@ def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor,
 def reinforce_plus_plus_baseline_advantages(
     token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor
 ) -> Tensor:
-    """Subtract the group's mean score, then whiten the result over all tokens to learn from.
+    """Subtract the group's mean score from each score, then whiten the result over all tokens in ``learned_mask``.
 
     REINFORCE++ with baseline (arXiv 2501.03262): A = s - mean of the group, then (A - mean) / (std + 1e-8) over the
     batch. Unlike in GRPO, all prompts share one divisor, so small differences within a group are not amplified. In a

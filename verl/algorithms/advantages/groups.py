@@ -1,4 +1,4 @@
-"""Helpers for shape checks, scores and group statistics. Each of G groups contains the responses to one prompt."""
+"""Helpers for shape checks, scores and group statistics. Each of the G groups contains the responses to one prompt."""
 
 from dataclasses import dataclass
 
@@ -25,12 +25,12 @@ def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor] |
 
 
 def rewards_to_go(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """Return the undiscounted sum of rewards from each token to the end of the response, ``[B, R]`` float64."""
+    """Return the undiscounted sum of rewards from each token to the end of the response as float64 ``[B, R]``."""
     return torch.where(response_mask.bool(), token_rewards.double(), 0.0).flip(1).cumsum(1).flip(1)
 
 
 def on_response_tokens(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Broadcast ``values [B]`` to all response tokens, ``[B, R]``; the result is 0 outside the mask."""
+    """Broadcast ``values [B]`` to all response tokens. The result ``[B, R]`` is 0 outside the mask."""
     return torch.where(response_mask.bool(), values[:, None], 0.0)
 
 
@@ -47,21 +47,21 @@ class Groups:
     """Number of responses in each group, ``[G]`` int64."""
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum ``values [B, ...]`` over each group, giving ``[G, ...]`` float64."""
+        """Sum ``values [B, ...]`` within each group and return the sums as float64 ``[G, ...]``."""
         zeros = torch.zeros(len(self.counts), *values.shape[1:], dtype=torch.float64, device=values.device)
         return zeros.index_add(0, self.index, values.double())
 
     def centred(self, values: Tensor) -> Tensor:
-        """Subtract the group mean (0 for a group of one) from each of ``values [B]``, giving ``[B]`` float64."""
+        """Subtract the group mean (0 for a group of one) from ``values [B]`` and return float64 ``[B]``."""
         means = torch.where(self.counts > 1, self.sums(values) / self.counts, 0.0)
         return values.double() - means[self.index]
 
     def normalised(self, values: Tensor) -> Tensor:
-        """Divide ``centred(values)`` by the group's deviation plus ``GROUP_STD_EPS``, giving ``[B]`` float64."""
+        """Divide ``centred(values)`` by the group's deviation plus ``GROUP_STD_EPS`` and return float64 ``[B]``."""
         return self.centred(values) / (self.deviations(values) + GROUP_STD_EPS)[self.index]
 
     def deviations(self, values: Tensor) -> Tensor:
-        """Return each group's unbiased standard deviation of ``values [B]``, ``[G]`` float64; 1 for a group of one."""
+        """Return the unbiased standard deviation (1 for a group of one) of each group's values as float64 ``[G]``."""
         variances = self.sums(self.centred(values).square()) / (self.counts - 1).clamp(min=1)
         return torch.where(self.counts > 1, variances.sqrt(), 1.0)
 
@@ -74,13 +74,13 @@ def scored_groups(token_rewards: Tensor, response_mask: Tensor, group_ids: Tenso
 
 
 def group_responses(group_ids: Tensor) -> Groups:
-    """Group responses by ``group_ids`` (``[B]`` int64); responses to the same prompt have equal ids."""
+    """Group responses by ``group_ids`` (``[B]`` int64), which are equal for responses to the same prompt."""
     _, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
     return Groups(index, counts)
 
 
 def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Return the mean of ``values [B]`` over each response's group, ``[B]`` float64."""
+    """Return the mean of ``values [B]`` over the group of each response as float64 ``[B]``."""
     groups = group_responses(group_ids)
     means: Tensor = (groups.sums(values) / groups.counts)[groups.index]
     return means

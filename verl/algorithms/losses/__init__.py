@@ -36,7 +36,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "clip_cov": clip_cov_loss,
     "kl_cov": kl_cov_loss,
 }
-"""Name -> f(logprobs, old_logprobs, advantages, response_mask, **options) -> (losses [B, R], metrics).
+"""Maps each name to f(logprobs, old_logprobs, advantages, response_mask, **options) -> (losses [B, R], metrics).
 
 The options, such as ``clip_low``, come from ``ActorConfig.loss_options``.
 """
@@ -48,7 +48,7 @@ LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, BatchSize], Tensor]] = {
     "seq-mean-token-sum": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences),
     "seq-mean-token-sum-norm": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences, size.max_length),
 }
-"""Name -> f(per_token_loss [B, R], response_mask [B, R], BatchSize) -> the micro-batch's share of the loss."""
+"""Maps each name to f(per_token_loss [B, R], response_mask [B, R], BatchSize) -> scalar loss of the micro-batch."""
 
 __all__ = [
     "LOSS_AGGREGATIONS",

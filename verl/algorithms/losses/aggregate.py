@@ -1,8 +1,8 @@
-"""Aggregation of per-token losses into the scalar that is differentiated.
+"""Aggregation of per-token losses into a scalar loss.
 
-Callers pass counts for the whole optimiser step, over all micro-batches and ranks, so that the results of the
-micro-batches add up to the loss of the step. Dividing by per-micro-batch counts would make the gradient depend on how
-the step is split into micro-batches and ranks.
+Counts must cover all micro-batches and ranks of the optimiser step, so that the losses of the micro-batches add up to
+the loss of the step. Dividing by per-micro-batch counts would make the gradient depend on how the step is split into
+micro-batches and ranks.
 
 Every function raises ``ValueError`` if a count is not positive.
 """
@@ -17,7 +17,7 @@ def token_mean(per_token: Tensor, mask: Tensor, num_tokens: Tensor | float) -> T
 
 
 def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
-    """Average ``per_token [B, R]`` over the tokens of each response, sum, and divide by ``num_sequences``.
+    """Average ``per_token [B, R]`` over each response's tokens, sum over responses, and divide by ``num_sequences``.
 
     All responses have equal weight, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071). A response without
     tokens contributes 0.

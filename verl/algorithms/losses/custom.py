@@ -1,8 +1,8 @@
 """Interface for custom policy losses, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics).
 
-Losses are either [b, R], aggregated by ``actor.loss_agg_mode``, or [b], averaged over all responses in the mini-batch
-that have tokens to learn from. Metrics are either scalars (sums over tokens, logged as means over the mini-batch's
-tokens) or [b], logged as means over the same responses. Every call must return the same metric names.
+Losses [b, R] are aggregated with ``actor.loss_agg_mode``. Losses [b] are averaged over the responses of the mini-batch
+that have tokens in ``response_mask``. Scalar metrics are sums over tokens, logged as means over the mini-batch's
+tokens. Metrics [b] are averaged like losses [b]. Every call must return the same metric names.
 
 Shapes: b responses in a micro-batch, B in a mini-batch, R response columns.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 
 COLUMNS = {name: name for name in ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct")}
 COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
-"""Optional field of :class:`LossInputs` -> batch column that provides it; a loss must request these fields."""
+"""Maps optional fields of :class:`LossInputs`, which a loss must request, to the batch columns that provide them."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
-"""Differentiable statistics over the vocabulary that a loss may request at each token."""
+"""Differentiable per-token statistics over the vocabulary that a loss may request."""
 
 OLD_STATISTICS = ("logsumexp", "mean_logprob", "sum_pi_squared")
 """Statistics of the policy before the update that a loss may request."""
@@ -37,7 +37,7 @@ class BatchSize(NamedTuple):
     """Maximum allowed response length in tokens."""
 
     def divisor(self, aggregation: str) -> int:
-        """Return the divisor for sums of losses with ``actor.loss_agg_mode=aggregation``."""
+        """Return the divisor of the summed losses for ``actor.loss_agg_mode=aggregation``."""
         return {"token-mean": self.num_tokens, "token-sum": 1}.get(aggregation, self.num_sequences)
 
 
@@ -50,20 +50,20 @@ The function receives a whole mini-batch on the CPU before the forward pass, so 
 
 @dataclass(frozen=True)
 class LossNeeds:
-    """Inputs that a policy loss requests; other inputs are neither computed nor sent."""
+    """Inputs that a policy loss requests. All other optional inputs are neither computed nor sent."""
 
     columns: tuple[str, ...] = ()
     """Requested names from ``COLUMNS``."""
     statistics: tuple[str, ...] = ()
     """Requested names from ``STATISTICS``."""
     top_k: int = 0
-    """Number of tokens per position for the statistic ``top_k``."""
+    """Number k of the most likely tokens in the statistic ``top_k``."""
     old_statistics: tuple[str, ...] = ()
     """Requested names from ``OLD_STATISTICS``."""
     whole_groups: bool = False
     """Whether all responses to a prompt must be in the same micro-batch on one worker."""
     prepare: Prepare | None = None
-    """Function called once per mini-batch before it is split, for values such as quantiles over all tokens."""
+    """Function called once per mini-batch before the split, to compute values such as quantiles over all tokens."""
 
     def __post_init__(self) -> None:
         choices = {"columns": tuple(COLUMNS), "statistics": STATISTICS, "old_statistics": OLD_STATISTICS}
@@ -76,7 +76,7 @@ class LossNeeds:
 
     @property
     def old_policy(self) -> bool:
-        """Whether the trainer's policy must score the responses before the update."""
+        """Whether a forward pass of the trainer's policy is required before the update."""
         return bool(self.old_statistics) or "old_entropy" in self.columns
 
     @property
@@ -104,12 +104,10 @@ def policy_loss(
     whole_groups: bool = False,
     prepare: Prepare | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare the inputs that a custom policy loss needs; see :class:`LossNeeds`.
+    """Declare the inputs that a custom policy loss needs (see :class:`LossNeeds`).
 
-    Without this decorator, a loss receives only the fields of :class:`LossInputs` that have no default.
-
-    Raises:
-        ValueError: if a name is unknown or ``top_k`` is inconsistent with ``statistics``.
+    Without this decorator, a loss receives only the fields of :class:`LossInputs` that have no default. Raises
+    ``ValueError`` if a name is unknown or ``top_k`` is inconsistent with ``statistics``.
     """
     needs = LossNeeds(columns, statistics, top_k, old_statistics, whole_groups, prepare)
 
@@ -124,20 +122,20 @@ def policy_loss(
 class LossInputs:
     """A micro-batch for a custom policy loss, with all tensors on the policy's device.
 
-    Per-token values are 0 outside ``sampled_mask``; log-probabilities and entropies are in nats. Only ``logprobs``,
+    Per-token values are 0 outside ``sampled_mask``. Log-probabilities and entropies are in nats. Only ``logprobs``,
     ``statistics`` and, if requested, ``entropy`` carry a gradient. Never divide by b or R, because these depend on the
-    micro-batch. When dividing by a token count from ``response_mask``, apply ``clamp(min=1)``, since a response may
-    have no token to learn from.
+    micro-batch. Apply ``clamp(min=1)`` to token counts of ``response_mask`` before dividing by them, since a response
+    may have no tokens in the mask.
     """
 
     logprobs: Tensor
     """Log-probabilities of the response tokens under the current policy, [b, R] float32."""
     old_logprobs: Tensor
-    """Log-probabilities before the update, [b, R] float32; taken from the engine if ``actor.bypass_mode`` is set."""
+    """Log-probabilities before the update (from the engine if ``actor.bypass_mode`` is set), [b, R] float32."""
     advantages: Tensor
     """Advantages, [b, R] float32."""
     response_mask: Tensor
-    """Mask of the tokens to learn from, [b, R] bool; losses outside it are ignored."""
+    """Mask of the tokens that contribute to the loss, [b, R] bool."""
     sampled_mask: Tensor
     """Mask of all response tokens, including rejected ones, [b, R] bool."""
     tokens: Tensor
@@ -163,7 +161,7 @@ class LossInputs:
     scores: Tensor | None = None
     """Scores from the verifiers, [b] float32."""
     correct: Tensor | None = None
-    """Verdicts of the verifiers, [b] bool."""
+    """Whether the verifiers judged each response correct, [b] bool."""
     group_ids: Tensor | None = None
     """Group ids, equal for responses to the same prompt, [b] int64."""
     old_entropy: Tensor | None = None

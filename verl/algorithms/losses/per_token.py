@@ -21,7 +21,7 @@ MAX_LOG_RATIO = 20.0
 """Bound on the absolute log-ratio, which keeps exp finite. Beyond the bound, the gradient is 0."""
 
 BINARY_KL_EPS = 1e-8
-"""Constant added to the probability of all other tokens, as in veRL, to keep their ratio finite."""
+"""Constant added to the combined probability of all other tokens, as in veRL, to keep its ratio finite."""
 
 Losses = tuple[Tensor, dict[str, Tensor]]
 
@@ -64,8 +64,8 @@ def gspo_loss(
 
     The ratio of response i is s_i = exp(mean over its tokens of (logprobs - old_logprobs)). Token t uses s_{i,t} =
     sg[s_i] exp(logp_t - sg[logp_t]), where sg stops the gradient. The value of s_{i,t} is s_i, and its gradient is s_i
-    times the gradient of logp_t, so all tokens of a response have equal weight. If a response has a single advantage,
-    ``sequence_mean`` of these losses has the value and gradient of the paper's sequence objective.
+    times the gradient of logp_t, so all tokens of a response have equal weight. If all tokens of a response have the
+    same advantage, ``sequence_mean`` of these losses has the value and gradient of the paper's sequence objective.
 
     Clipping acts on whole responses. The mean log-ratio of a response varies far less than a token's log-ratio, so the
     paper's clip ranges are about 3e-4 instead of 0.2. ``clip_low`` is in [0, 1], and ``clip_high`` is nonnegative.
@@ -123,8 +123,8 @@ def gmpo_loss(
 def gpg_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Losses:
     """Compute -A logprobs, the loss of GPG (arXiv 2504.02546) and REINFORCE.
 
-    There is no ratio, so later mini-batches of a step are off policy. Only the gradient of the loss is meaningful, not
-    its value. ``old_logprobs`` is used only for the metrics.
+    The loss has no probability ratio, so later mini-batches of a step are trained off policy without correction. Only
+    the gradient of the loss is meaningful, not its value. ``old_logprobs`` is used only for the metrics.
     """
     mask, log_ratio, advantages = _masked_tokens(logprobs, old_logprobs, advantages, response_mask)
     return -advantages * torch.where(mask, logprobs, 0.0), _token_sums(log_ratio, mask)
@@ -135,7 +135,7 @@ def dro_loss(
 ) -> Losses:
     """Compute the DRO loss (arXiv 2405.19107), as in veRL: -A logprobs + dro_beta / 2 (log r)^2.
 
-    Instead of clipping, the squared log-ratio, with weight ``dro_beta`` > 0, keeps the policy near the sampling policy.
+    Instead of clipping, the squared log-ratio with weight ``dro_beta`` > 0 keeps the policy near the sampling policy.
     """
     if not dro_beta > 0:
         raise ValueError(f"dro_beta={dro_beta}: must be above 0")
@@ -156,8 +156,8 @@ def dppo_tv_loss(
     """Compute the DPPO-TV loss (arXiv 2602.04879) as in veRL: -stop_gradient(min(r, clip_ratio_c)) * A * logprobs.
 
     DPPO does not clip the ratio. It excludes a token from the loss once the token's probability p has moved too far in
-    the direction of its advantage: p - p_old > clip_high where A > 0, and p - p_old < -clip_low elsewhere. sg stops the
-    gradient; only the gradient of the loss is meaningful. ``pg_clipfrac`` counts the excluded tokens.
+    the direction of its advantage: p - p_old > clip_high where A > 0, and p - p_old < -clip_low elsewhere. Only the
+    gradient of the loss is meaningful, not its value. ``pg_clipfrac`` counts the excluded tokens.
 
     Args:
         clip_low: bound on the decrease of the probability, in [0, 1]; 0.15 in veRL's example.
@@ -180,11 +180,11 @@ def dppo_kl_loss(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Losses:
-    """Compute the DPPO-KL loss (arXiv 2602.04879): like :func:`dppo_tv_loss`, but excludes tokens by KL divergence.
+    """Compute the DPPO-KL loss (arXiv 2602.04879): :func:`dppo_tv_loss` with tokens excluded by their KL divergence.
 
-    The divergence is between the token and all other tokens combined, D = p_old log(p_old / p) + (1 - p_old) log((1 -
-    p_old + 1e-8) / (1 - p + 1e-8)). A token is excluded if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <=
-    0 and p < p_old. The bounds are in nats; ``clip_low`` is in [0, 1]. Both are 0.05 in veRL's example.
+    The divergence treats all other tokens as a single event: D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old +
+    1e-8) / (1 - p + 1e-8)). A token is excluded if D > clip_high, A > 0 and p > p_old, or if D > clip_low, A <= 0 and p
+    < p_old. Both bounds are in nats, and ``clip_low`` is in [0, 1]. In veRL's example, both bounds are 0.05.
     """
     _check_clip_ranges(clip_low, clip_high)
     mask, log_ratio, advantages = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
@@ -230,13 +230,13 @@ def clip_cov_loss(
 ) -> Losses:
     """Compute the Clip-Cov loss (arXiv 2505.22617): PPO's loss without a few random tokens with high covariance.
 
-    Entropy collapses because likely tokens with high advantages keep becoming more likely. Clip-Cov drops some of these
-    tokens from the loss; :func:`kl_cov_loss` penalises them. As in veRL, both losses compare tokens within a
-    micro-batch.
+    Entropy collapses because likely tokens with high advantages keep becoming more likely. Clip-Cov excludes some of
+    these tokens from the loss, whereas KL-Cov (:func:`kl_cov_loss`) penalises them. As in veRL, both losses select the
+    tokens within each micro-batch.
 
-    Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. A fraction ``clip_cov_ratio``
-    of all tokens, but at least one, is drawn from the candidates. The draw depends only on old log-probabilities and
-    advantages, so padding and kernels' rounding do not affect it. ``pg_clipfrac`` counts the drawn tokens.
+    Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. The number of drawn candidates
+    is a fraction ``clip_cov_ratio`` of all tokens, but at least one. The draw depends only on old log-probabilities and
+    advantages, so it is not affected by padding or by rounding in kernels. ``pg_clipfrac`` counts the drawn tokens.
 
     Args:
         clip_low: clip range below 1, in [0, 1]; the lower bound of the ratio is 1 - clip_low.
@@ -283,7 +283,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mas
     """Compute the critic's loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
 
     The loss is 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2). A value that has moved more
-    than ``clip_range`` towards its return G has no gradient; a value that has moved away keeps its gradient.
+    than ``clip_range`` towards its return G has no gradient. A value that has moved away from G keeps its gradient.
 
     Args:
         values: values v ``[B, R]`` of the critic being trained, in units of reward.
@@ -306,7 +306,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mas
 
 
 def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return (A - mean of A) (logprobs - mean of logprobs), ``[B, R]``, with means over the mask; 0 outside it."""
+    """Return (A - mean of A) (logprobs - mean of logprobs), ``[B, R]``, with means over the mask and 0 outside it."""
     count = mask.sum().clamp(min=1)
     values = [torch.where(mask, t.detach(), 0.0) for t in (advantages, logprobs)]
     centred_advantages, centred_logprobs = (t - t.sum() / count for t in values)
@@ -314,7 +314,7 @@ def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def _share_of(mask: Tensor, ratio: float) -> Tensor:
-    """Return ``ratio`` times the number of tokens in the mask, rounded down but at least 1, as a device tensor."""
+    """Return ``ratio`` times the number of tokens in the mask as a device tensor, rounded down but at least 1."""
     return (mask.sum() * torch.tensor(ratio, dtype=torch.float64)).floor().clamp(min=1)
 
 
@@ -328,8 +328,8 @@ def _smallest(keys: Tensor, count: Tensor) -> Tensor:
 def _random_keys(mask: Tensor, *contents: Tensor) -> Tensor:
     """Return nonnegative pseudo-random keys [B, R] int64, seeded with the float32 values of ``contents`` in the mask.
 
-    Tokens are numbered within the mask, so padding has no effect. The seed is a sum of integers, which does not depend
-    on the order in which a device adds them.
+    Tokens are numbered within the mask, so padding has no effect. The seed is a sum of integers, so it does not depend
+    on the order of the additions.
     """
     indices = mask.flatten().cumsum(0).view_as(mask)
     hashes = indices
@@ -348,21 +348,21 @@ def _hashed(values: Tensor) -> Tensor:
 def _masked_tokens(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the boolean mask, and the log-ratios and advantages set to 0 outside the mask, all ``[B, R]``."""
+    """Return the boolean mask, the log-ratios and the advantages, all ``[B, R]`` and 0 outside the mask."""
     mask = response_mask.bool()
     # Mask before exp, because infinite or NaN padding would reach the gradient as 0 * inf.
     return mask, torch.where(mask, logprobs - old_logprobs, 0.0), torch.where(mask, advantages, 0.0)
 
 
 def _probabilities(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities under the current and the old policy, detached and 1 outside the mask, ``[B, R]``."""
+    """Return detached probabilities under the current and the old policy, both ``[B, R]`` and 1 outside the mask."""
     return torch.where(mask, logprobs.detach(), 0.0).exp(), torch.where(mask, old_logprobs, 0.0).exp()
 
 
 def _masked_policy_gradient(
     logprobs: Tensor, mask: Tensor, log_ratio: Tensor, advantages: Tensor, kept: Tensor, most: float | None
 ) -> Losses:
-    """Return -sg[min(r, most)] A logprobs on the tokens in ``kept [B, R]``, 0 elsewhere, and DPPO's metrics."""
+    """Return the losses -sg[min(r, most)] A logprobs, which are 0 outside ``kept [B, R]``, and DPPO's metrics."""
     ratio, most = _probability_ratio(log_ratio), math.inf if most is None else most
     kept = kept & mask
     losses = -ratio.clamp(max=most) * advantages * torch.where(kept, logprobs, 0.0)
@@ -392,6 +392,6 @@ def _clipped_surrogate(
 
 
 def _token_sums(log_ratio: Tensor, mask: Tensor, **masks: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of a loss: the number of tokens in each of ``masks``, ``ppo_kl`` and ``num_tokens``."""
+    """Return the metrics ``ppo_kl`` and ``num_tokens`` of a loss, and the number of tokens in each of ``masks``."""
     counts = {name: tokens.sum().to(log_ratio.dtype) for name, tokens in masks.items()}
     return counts | {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(log_ratio.dtype)}

@@ -1,4 +1,4 @@
-"""Loads benchmarks from files or the hub and converts their rows to problems."""
+"""Loading of benchmarks from files or the hub, and conversion of their rows to problems."""
 
 from verl.evaluation.benchmarks.loader import BENCHMARKS, load_benchmark, load_prompts
 from verl.evaluation.benchmarks.rows import Benchmark, Problem

@@ -35,7 +35,7 @@ BENCHMARKS = {
     name: Benchmark(name, **entry | ({"home": RELEASE} if entry.get("home") == "release" else {}))
     for name, entry in PUBLISHED.items()
 }
-"""Published benchmarks by the name used in ``benchmarks=...``."""
+"""Published benchmarks, keyed by the names used in ``benchmarks=...``."""
 
 
 def load_benchmark(
@@ -48,16 +48,14 @@ def load_benchmark(
 ) -> list[Problem]:
     """Return the problems of the benchmark ``name`` in their original order.
 
-    A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` does
-    not contain the name. ``fields`` maps names in ``verl.evaluation.benchmarks.rows.FIELD_NAMES`` to the file's field
-    names. Other fields are recognised by name. ``data_source`` selects the verifier for rows that do not name one, and
-    None chooses it automatically. Columns that match parameters of a custom reward function are added to
-    ``extra_info``. Training files, whose prompts are chats, are read as in training, with ``whole_rows`` as in
-    :class:`PromptLayout`. If ``scored`` is False, answers may be missing.
-
-    Raises:
-        ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
-            recognised, or a row has no question or answer. The message is a single line.
+    A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required for names that are not
+    in ``BENCHMARKS``. ``fields`` maps names in ``verl.evaluation.benchmarks.rows.FIELD_NAMES`` to the file's field
+    names. All other fields are recognised by name. ``data_source`` selects the verifier for rows without one, and None
+    chooses it automatically. Columns that match parameters of a custom reward function are added to ``extra_info``.
+    Training files (whose prompts are chats) are read as in training; for ``whole_rows``, see :class:`PromptLayout`. If
+    ``scored`` is False, answers may be missing. Raises ``ConfigError`` if the benchmark is unknown or has no problems,
+    a download failed, a line is malformed, fields are not recognised, or a row has no question or answer. The error
+    message is a single line.
     """
     path = local_file(name, folder)
     if path is None and name not in BENCHMARKS:
@@ -107,7 +105,7 @@ def load_prompts(path: str, limit: int | None, layout: PromptLayout, scored: boo
 
 
 def local_file(name: str, folder: Path | None) -> Path | None:
-    """Return the first existing ``<folder>/<name>/test<suffix>`` or ``<folder>/<name><suffix>``, in suffix order."""
+    """Return the first file ``<folder>/<name>/test<suffix>`` or ``<folder>/<name><suffix>``, by order of suffixes."""
     # A name with a path separator could refer to a file outside the folder.
     if folder is None or Path(name).name != name:
         return None

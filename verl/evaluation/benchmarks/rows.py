@@ -1,6 +1,6 @@
 """Converts benchmark rows with arbitrary field names to problems.
 
-The same rules apply to all benchmarks: a row is interpreted by its field names and the format of its values.
+The same rules apply to all benchmarks and depend only on the field names and the format of the values.
 """
 
 import math
@@ -39,17 +39,17 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
-"""Maps each field of a problem to its case-insensitive names in files. If a row has values under several names, the
-first name in the tuple is used. ``context`` is prepended to the question. A field that is listed both as ``context``
-and as ``question``, such as ``body``, is used as one of the two. The answer and all ``wrong_answers`` become options,
-which are shuffled with the question as the seed. ``verifier`` is the data source that selects the verifier. The data
-source is read only if a mapping names the field that contains it."""
+"""Maps each field of a problem to possible field names in files, ignoring case. If a row has values under several
+names, the first name in the tuple is used. ``context`` is prepended to the question. A field that is listed as both
+``context`` and ``question``, such as ``body``, is used for only one of them. The answer and all ``wrong_answers``
+become options, which are shuffled with the question as the seed. ``verifier`` is the data source that selects the
+verifier. The data source is read only if a mapping specifies its field."""
 
 PLAIN = ("context", "question", "answer")
 """Fields whose values must be strings, numbers, or lists of strings and numbers."""
 
 CHOICE_NAMES = ("choice_answer", "correct_option")
-"""Fields whose letters are interpreted as options, even if no options are found in the question."""
+"""Fields whose letters are interpreted as options, even if the question contains no options."""
 
 _INLINE_LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|rm|bf)\s*\{\s*)[(（]\s*([A-Z])\s*[)）]\s*\}"
@@ -59,7 +59,7 @@ _INLINE_LABEL = re.compile(
 _BEFORE_OPTION = re.compile(r"(?:\\ |~|\s)*")
 _AFTER_OPTION = re.compile(r"(?:\\q?quad|\\n|\\\\|[~\s(（])\Z")
 _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
-"""Sequences of option letters. Every other question of the ACT uses the second sequence."""
+"""Sequences of option letters. In the ACT, every other question uses the second sequence."""
 
 _ANSWER_AT_END = re.compile(r"\banswers?\s*+[:：]\s*+(\S.*)\Z", re.IGNORECASE)
 _SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
@@ -71,15 +71,15 @@ class Benchmark:
 
     name: str
     hub: str = ""
-    """Data set on the Hugging Face hub, in the format that ``verl.config.data.hub_set`` parses, or empty if no copy is
+    """Dataset on the Hugging Face hub, in the format that ``verl.config.data.hub_set`` parses, or empty if no copy is
     known (see ``home``)."""
     home: str = ""
     """Alternative source of ``<name>/test.jsonl`` for benchmarks that are not on the hub."""
     fields: Mapping[str, str] | None = None
-    """Mapping from a problem's fields (``FIELD_NAMES``) to the benchmark's, or None to recognise all fields by name."""
+    """Maps a problem's fields (``FIELD_NAMES``) to the benchmark's fields; None recognises all fields by name."""
     verifier: str = OPEN
-    """Data source, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are scored
-    by ``multiple_choice`` regardless of this field."""
+    """Name of the verifier, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are
+    scored by ``multiple_choice`` regardless of this field."""
     relative_tolerance: float = 0.0
     """Maximum relative error of a correct decimal number, or 0 to use the verifier's default."""
     licence: str = "unknown"
@@ -100,7 +100,7 @@ class Problem:
     question: str
     """Text of the question, including its options if it has any."""
     answer: str
-    """Correct answer, usually a letter or several letters if the question has options."""
+    """Correct answer, usually one or more letters if the question has options."""
     data_source: str
     """Key of the verifier in ``verl.rewards.registry.VERIFIERS``."""
     extra_info: Mapping[str, Any]
@@ -111,14 +111,14 @@ class Problem:
     place: str = field(default="", compare=False)
     """File and line of the problem, for error messages."""
     answer_field: str = field(default="answer", compare=False)
-    """Name of the answer's field, for error messages."""
+    """Name of the field with the answer, for error messages."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """Chat that replaces the question in the prompt, or empty."""
+    """Chat that replaces the question in the prompt, or empty to use the question."""
     state: str = ""
     """Initial state of the problem's environment, as in :class:`PromptRecord`."""
 
     def record(self, number: int, input_ids: Sequence[int] = (), opens_thought: bool = False) -> PromptRecord:
-        """Return the record that environments receive, with the problem's ``number`` and prompt tokens."""
+        """Return the problem as a prompt record for environments, with ``number`` as its ``uid``."""
         messages = [dict(message) for message in self.messages] or [{"role": "user", "content": self.question}]
         facts = (self.data_source, self.answer, self.extra_info)
         return PromptRecord(number, list(input_ids), *facts, messages, opens_thought, state=self.state)
@@ -127,11 +127,10 @@ class Problem:
 def recognise_fields(
     rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str, scored: bool = True
 ) -> dict[str, list[str]]:
-    """Map each field of a problem to the matching field names in the rows, by precedence. ``mapping`` overrides them.
+    """Map each field of a problem to the matching names in the rows, by precedence. ``mapping`` overrides the names.
 
-    Raises:
-        ConfigError: ``mapping`` names an unknown field, or no field matches the question or the answer. The message
-            begins with ``where``, the source of the rows, and lists the available fields.
+    Raises ``ConfigError`` if ``mapping`` names an unknown field, or no field matches the question or the answer. The
+    message begins with ``where``, the source of the rows, and lists the available fields.
     """
     names_in_rows = list(dict.fromkeys(name for row in rows for name in row))
     for ours, theirs in (mapping or {}).items():
@@ -161,10 +160,9 @@ def recognise_fields(
 def read_problem(
     row: Row, index: int, fields: Mapping[str, Sequence[str]], benchmark: Benchmark, scored: bool = True
 ) -> Problem:
-    """Convert ``row`` to a problem, using the ``fields`` that :func:`recognise_fields` returned.
+    """Convert ``row`` to a problem, using the ``fields`` returned by :func:`recognise_fields`.
 
-    Raises:
-        ValueError: The question or the answer is missing, or a field has an invalid value.
+    Raises ``ValueError`` if the question or the answer is missing, or a field has an invalid value.
     """
     values = {ours: _first_value(row, names, nan_is_gap=ours in PLAIN) for ours, names in fields.items()}
     for ours in PLAIN:
@@ -223,7 +221,7 @@ def read_problem(
 
 
 def inline_options(question: str) -> dict[str, str]:
-    """Return options at the end of a question, such as ``A. 1 B. 2`` or ``(A) 1 (B) 2``, as text keyed by letter."""
+    """Return the options at the end of a question, such as ``A. 1 B. 2`` or ``(A) 1 (B) 2``, keyed by letter."""
     labels = list(_INLINE_LABEL.finditer(question))
     for order in _LABEL_ORDERS:
         # Search backwards from the end, because the question itself can mention a point A.
@@ -241,14 +239,14 @@ def inline_options(question: str) -> dict[str, str]:
 
 
 def _option_text(text: str) -> str:
-    """Return the option text between two labels, without remnants of labels or text after a blank line."""
+    """Return the text of an option without remnants of neighbouring labels and without text after a blank line."""
     text = _strip_option(text.strip().partition("\n\n")[0])
     # Often a single formula contains all options, so its dollar signs are unbalanced within one option.
     return _strip_option(text.strip("$ ")) if text.count("$") % 2 else text
 
 
 def _strip_option(text: str) -> str:
-    """Strip white space and TeX spacing from ``text``, and also opening brackets from its end."""
+    """Strip whitespace and TeX spacing from both ends of ``text``, and opening brackets from its end."""
     end = len(text)
     while match := _AFTER_OPTION.search(text, max(0, end - len(r"\qquad")), end):
         end = match.start()
@@ -257,7 +255,7 @@ def _strip_option(text: str) -> str:
 
 
 def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
-    """Return the first non-empty value, or None. If ``nan_is_gap``, NaN marks a missing number and is skipped."""
+    """Return the first non-empty value, or None. If ``nan_is_gap`` is True, NaN values count as missing."""
     values = [row.get(name) for name in names]
     if nan_is_gap:
         values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
@@ -265,7 +263,7 @@ def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these. Reject chat messages."""
+    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these; chats are rejected."""
     for entry in value if isinstance(value, list) else [value]:
         nested = isinstance(entry, Mapping | list)
         infinite = isinstance(entry, float) and not math.isfinite(entry)
@@ -276,7 +274,7 @@ def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> Non
 
 
 def _text(value: Any) -> str:
-    """Convert ``value`` to text, using the first entry of a list, and omitting ``.0`` from whole numbers."""
+    """Convert ``value`` to text, reducing lists to their first entry and whole floats to integers."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, float) and value.is_integer():

@@ -37,7 +37,7 @@ def make_page(
     pages: Sequence[tuple[str, str]] = (),
     max_bytes: int = MAX_PAGE_BYTES,
 ) -> str:
-    """Return the page's HTML, at most ``max_bytes`` long unless statistics, verdicts and questions alone exceed it.
+    """Return the page's HTML, limited to ``max_bytes`` unless statistics, verdicts and questions alone are larger.
 
     See ``write_results`` for the other arguments.
     """
@@ -59,7 +59,7 @@ def make_page(
 
 
 def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str], list[PromptSamples]]:
-    """Return the names of the runs, and all problems with their samples keyed by run and step."""
+    """Return the names of the runs and a list of all problems, with their samples keyed by run and step."""
     labels = row_labels(results)
     # A run that was evaluated at two temperatures is listed as two runs.
     names = [result.run + label.removeprefix(result.label) for result, label in zip(results, labels, strict=True)]
@@ -91,7 +91,7 @@ def _response(sample: ScoredSample) -> Row:
 
 
 def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the line style of each label: a colour and shape per run, lighter for earlier steps, dashed for step 0."""
+    """Return each label's line style: one colour and shape per run, lighter for earlier steps, dashed for step 0."""
     members: dict[str, list[str]] = {}
     is_base: dict[str, bool] = {}
     for label in labels:
@@ -116,7 +116,7 @@ def _row(benchmark: str, label: str, row: Mapping[str, Any], summary: Summary) -
     """Return the statistics of one run on one benchmark. The benchmark index -1 denotes the average."""
 
     def estimates(name: str, *ends: str) -> list[list[Any]]:
-        """Return k, the value and its interval for every k at which the row has this statistic."""
+        """Return k, the value and its interval for every k for which the row contains this statistic."""
         every_k = ([k, *(row.get(f"{name}@{k}{end}", math.nan) for end in (*ENDS, *ends))] for k in summary.ks)
         return [values for values in every_k if not math.isnan(values[1])]
 

@@ -21,12 +21,12 @@ UPLOADED = ("index.html", "results.md", "results.csv")
 """Files to upload to the wandb run."""
 
 COLUMNS_OF_LOGS = 140
-"""Minimum table width, in characters, when stdout is not a terminal."""
+"""Minimum table width in characters if stdout is not a terminal."""
 
 
 Figures = tuple[str, int, str, str, Mapping[str, float]]
-"""Statistics of a checkpoint on a benchmark: run, step, label suffix, benchmark and values by name. The suffix, such as
-`` T=0.6``, is empty if the checkpoint was evaluated at a single temperature."""
+"""Statistics of a checkpoint on a benchmark: run, step, label suffix, benchmark, and values keyed by name. The suffix,
+such as `` T=0.6``, is empty if the checkpoint was evaluated at a single temperature."""
 
 
 def publish(
@@ -68,7 +68,7 @@ def write_results(
     """Write all results to ``folder`` and return their statistics.
 
     The files are ``results.md``, ``results.csv``, ``index.html`` and, for each result, ``results.json`` and
-    ``samples.parquet``. The files replace those of an earlier evaluation and depend only on the arguments. ``about``
+    ``samples.parquet``. These files replace those of earlier evaluations and depend only on the arguments. ``about``
     describes how the responses were sampled, and ``pages`` contains the name and relative page URL of each run.
     """
     summary = summarise(results, compare_to, seed)
@@ -122,7 +122,7 @@ def record(
 
 
 def tracked_figures(summary: Summary) -> dict[Key, dict[str, float]]:
-    """Return the defined statistics of each checkpoint on each benchmark, keyed by their tracker names."""
+    """Return the finite statistics of each checkpoint on each benchmark, keyed by their names in trackers."""
     names = {(column := f"{name}@{k}"): column for name in summary.figures for k in summary.ks}
     names |= {"mean_tokens": "response_length/mean", "truncation_rate": "response_length/clip_ratio"}
     names |= {"repetition_rate": "repetition_rate", f"reason_{PROMPT_TOO_LONG}": PROMPT_TOO_LONG}

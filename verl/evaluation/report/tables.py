@@ -39,7 +39,6 @@ REPETITION = (
 
 
 def definitions(summary: Summary) -> str:
-    """Return the definitions of the statistics in the tables."""
     return " ".join([*(DEFINITIONS[name] for name in summary.figures), REPETITION])
 
 
@@ -77,7 +76,7 @@ def plain(value: float, form: str) -> str:
 
 
 def with_interval(row: Any, name: str) -> str:
-    """Format a row's statistic with its interval, such as ``50.0 [21.5, 78.5]``."""
+    """Format a statistic of a row with its interval, such as ``50.0 [21.5, 78.5]``."""
     value, low, high = (percent(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
     return value if low == NOTHING else f"{value} [{low}, {high}]"
 
@@ -93,7 +92,7 @@ def with_difference(row: Any, k: int) -> str:
 
 
 def comparison_table(summary: Summary, k: int) -> pd.DataFrame:
-    """Return a table of pass@k by run and benchmark, with runs as rows if there are more runs than benchmarks."""
+    """Return a table of pass@k by run and benchmark, whose rows are the runs if they outnumber the benchmarks."""
     benchmarks = summary.benchmarks + [AVERAGE] * bool(summary.averaged)
     cells = summary.table.apply(with_difference, axis=1, k=k).unstack("run", fill_value=NOTHING)
     cells = cells.loc[benchmarks, summary.labels]
@@ -101,7 +100,7 @@ def comparison_table(summary: Summary, k: int) -> pd.DataFrame:
 
 
 def _response_table(summary: Summary) -> pd.DataFrame:
-    """Return a table of sample counts, mean lengths, and the number of verdicts with each reason."""
+    """Return a table of sample counts, mean lengths, and the number of verdicts per reason."""
     table = summary.table
     samples = zip(table["samples_min"], table["samples_max"], strict=True)
     cells = {
@@ -130,7 +129,7 @@ def _metric_table(summary: Summary) -> pd.DataFrame:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """Return the values of k for the overview: 1, and the most common value among the largest k of each row."""
+    """Return the values of k for the overview: 1, and the most common among the rows' largest values of k."""
     known = summary.table[[f"pass@{k}" for k in summary.ks]].notna()
     largest = [ks[-1] for row in known.to_numpy() if (ks := [k for k, has in zip(summary.ks, row, strict=True) if has])]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
@@ -184,7 +183,7 @@ def markdown(
 
 
 def csv_text(summary: Summary) -> str:
-    """Return ``results.csv``, with a line per run and benchmark, rates in [0, 1], and empty cells if undefined."""
+    """Return ``results.csv``, with one line per run and benchmark, and rates in [0, 1] or empty if undefined."""
     words = {f"difference@{k}_outside_noise": {True: "true", False: "false"} for k in summary.ks}
     table = summary.table.assign(**{name: summary.table[name].map(word) for name, word in words.items()})
     return str(table.to_csv(float_format="%.6g", lineterminator="\n"))
@@ -194,7 +193,7 @@ def overview_table(summary: Summary) -> pd.DataFrame:
     """Return the table for the terminal.
 
     The columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
-    length, and the share of truncated responses.
+    length, and the fraction of truncated responses.
     """
     table, ks = summary.table, comparison_ks(summary)
     cells = {f"pass@{k}": table.apply(with_difference, axis=1, k=k) for k in ks}

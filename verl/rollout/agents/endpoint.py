@@ -1,7 +1,7 @@
-"""HTTP server through which agents reach the policy. The server runs in a thread of the driver.
+"""HTTP server that gives agents access to the policy. The server runs in a thread of the driver.
 
-Every session has a separate address with a secret in its path; no other address answers. Requests become events for the
-sampling thread and wait for its reply.
+Every session has a separate address with a secret in its path. Requests to other addresses are rejected. Requests of
+sessions are passed to the sampling thread as events and wait for its reply.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from verl.rollout.agents.protocol import MODEL, ChatRequest, ProtocolError, read
 from verl.rollout.agents.responses import chat_body, response_body
 
 MAX_BODY_BYTES = 8 << 20
-"""Maximum size of a request's body."""
+"""Maximum size of a request's body in bytes."""
 
 BODY_TIMEOUT_S = 30.0
-"""Maximum number of seconds for receiving the body of a request."""
+"""Time limit in seconds for receiving the body of a request."""
 
 MAX_PENDING = 64
-"""Maximum number of requests of one session that wait for a reply."""
+"""Maximum number of pending requests per session."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Asked:
     session: int
     request: ChatRequest | CompletionRequest
     reply: Future[dict[str, Any]]
-    """Future that receives the completion or a ``ProtocolError``, once, from any thread."""
+    """Future for the completion or a ``ProtocolError``, which any thread may set once."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Ended:
     session: int
     reward: float = 0.0
     failure: str = ""
-    """Reason for the agent's failure, or an empty string if it returned."""
+    """Reason for the agent's failure, or an empty string if the agent succeeded."""
 
 
 Event = Asked | Began | Ended
@@ -77,7 +77,7 @@ class Endpoint:
         self._sessions: dict[str, int] = {}
         """Numbers of the open sessions, keyed by the secrets in their addresses."""
         self._pending = Counter[int]()
-        """Number of requests of each session that wait for a reply."""
+        """Number of pending requests of each session."""
         self._over = set[int]()
         """Numbers of closed sessions whose processes may still be running."""
         self._control = secrets.token_urlsafe(24)
@@ -99,7 +99,7 @@ class Endpoint:
 
     @property
     def control_url(self) -> str:
-        """Address to which agent processes report."""
+        """URL to which agent processes send their reports."""
         return f"{self.origin}/{self._control}"
 
     def open(self, numbers: list[int]) -> dict[int, str]:
@@ -111,7 +111,7 @@ class Endpoint:
         return {number: f"{self.origin}/{key}/v1" for number, key in self._keys.items()}
 
     def close_session(self, number: int) -> None:
-        """Close a session, so that its address no longer answers and its process is told to stop."""
+        """Close a session, so that its requests are rejected and its process is told to stop it."""
         self._over.add(number)
         self._sessions.pop(self._keys[number], None)
 

@@ -1,7 +1,7 @@
 """Runs agents in separate processes, as coroutines, functions in threads, or commands.
 
-Each process runs a share of the sessions and reports to the endpoint when they end. The endpoint answers with the
-sessions that it has closed in the meantime, for example because of a time limit, and the process cancels or kills them.
+Each process runs a share of the sessions and reports to the endpoint when they start or end. The endpoint replies with
+the sessions that it has closed, for example because of a time limit, and the process cancels or kills them.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from verl.utils.user_code import check_signature, load_code
 FIELD = "rollout.multi_turn.agent"
 
 EXCHANGE_S = 0.1
-"""Maximum seconds between two reports of a process, which also reports when a session starts or ends."""
+"""Maximum interval in seconds between reports of a process. Starts and ends of sessions are reported immediately."""
 
 STOP_S = 5.0
-"""Seconds within which a cancelled session must end before its process is replaced."""
+"""Number of seconds after which a process is replaced if a cancelled session has not ended."""
 
 NEVER_S = 30 * 86400.0
-"""Time limit for a process's share of sessions. The driver enforces a separate limit for each session."""
+"""Time limit in seconds for a process's share of sessions. The driver enforces a separate limit for each session."""
 
 MAX_OUTPUT_BYTES = 1 << 16
 """Number of bytes at the end of a command's output that are searched for its reward."""
@@ -51,7 +51,7 @@ THREADS_PER_SESSION = 4
 """Number of threads that a session may use through ``asyncio.to_thread``; a command needs three."""
 
 Report = tuple[int, float | None, str]
-"""Number, reward (None when the session starts) and failure of a session."""
+"""Session number, reward (None when the session starts), and reason for a failure."""
 
 
 class Share(NamedTuple):
@@ -61,11 +61,11 @@ class Share(NamedTuple):
     sessions: list[tuple[int, PromptRecord, str]]
     """Number, record and base URL of each session."""
     at_once: int
-    """Maximum number of sessions that run at the same time; the next one starts when one ends."""
+    """Maximum number of concurrent sessions; when a session ends, the next one starts."""
 
 
 def load_agent(options: AgentConfig) -> Any:
-    """Load the agent function at ``path``, or return the words of ``command``.
+    """Load the agent function at ``path``, or split ``command`` into its words.
 
     Raises:
         ConfigError: If it cannot be loaded, or does not accept ``(record, base_url, api_key)``.
@@ -116,7 +116,7 @@ class AgentPool(KillablePool):
         self.close()
 
     def play(self, records: Sequence[PromptRecord]) -> list[list[int]]:
-        """Start a session for each record, and return the sessions of each process in the order of their start."""
+        """Start a session for each record, and return the sessions of each process in starting order."""
         numbers = list(range(len(records)))
         urls = self.endpoint.open(numbers)
         size = math.ceil(len(records) / self.num_processes)
@@ -127,7 +127,7 @@ class AgentPool(KillablePool):
         return shares
 
     def _play(self, shares: list[Share], events: SimpleQueue[Event]) -> None:
-        """Run the shares. If a process is lost, its sessions end immediately."""
+        """Run each process's sessions. If a process dies, its sessions end immediately."""
 
         def lost(index: int, error: BaseException) -> None:
             reason = failure_reason(error) or f"{type(error).__name__}: {error}"
@@ -267,7 +267,7 @@ async def _in_thread(call: partial[Any]) -> Any:
 
 
 async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:
-    """Run a command with the record on its standard input, and return the reward in its last line, or None."""
+    """Run a command with the record on its standard input, and return the reward in its last output line, or None."""
     loop = asyncio.get_running_loop()
     process = subprocess.Popen(
         words,

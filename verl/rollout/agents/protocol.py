@@ -50,7 +50,7 @@ class ChatRequest:
     """Whether the last event of a stream contains the ``usage``."""
     logprobs: bool
     ignored: tuple[str, ...]
-    """Names of the request's fields that are ignored because the run's options apply."""
+    """Names of request fields that are ignored in favor of the run's options."""
 
 
 def read_request(body: Any) -> ChatRequest:
@@ -159,9 +159,9 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def same_message(ours: Message, theirs: Message) -> bool:
-    """Return whether two messages are equivalent. Clients may strip text and drop fields that they do not know.
+    """Return whether two messages are equivalent. Clients may strip whitespace and drop unknown fields.
 
-    ``whole`` in ``ours`` is its text including the stop string that ended it, which some clients restore.
+    ``ours["whole"]`` is the message text including the stop string that ended it, which some clients restore.
     """
     forms = [ours, ours | {"content": ours["whole"]}] if "whole" in ours else [ours]
     return _identity(theirs) in map(_identity, forms)

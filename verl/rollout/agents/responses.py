@@ -35,7 +35,7 @@ def chat_body(body: Any) -> Any:
 
 
 def _append(messages: list[Any], item: Any) -> None:
-    """Append an input item to ``messages``. Tool calls are added to the assistant message before them."""
+    """Append an input item to ``messages``. Tool calls are added to the preceding assistant message."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         messages.append({"role": item.get("role"), "content": item.get("content")})

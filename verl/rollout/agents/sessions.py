@@ -1,9 +1,9 @@
-"""Agent sessions as conversations that the run's engines sample.
+"""Agent sessions, represented as conversations that the run's engines sample.
 
 A session is an episode, and each of its requests is a turn. A request whose messages extend those of a row continues
-the row. The row's tokens stay as sampled, followed by a bridge. Any other request opens a further row of the episode,
-because the agent compacted its history, dropped thoughts, or started another history. A request for a text completion
-continues the row whose tokens its prompt begins with.
+the row: its sampled tokens are kept, and the tokens of the new messages are appended. Any other request starts a new
+row of the episode, because the agent compacted its history, dropped thoughts, or started another history. A request for
+a text completion continues the row whose tokens its prompt begins with.
 
 Legend: B sessions.
 """
@@ -57,24 +57,24 @@ CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls",
 
 @dataclass
 class Row(Conversation):
-    """One history of a session, with its tokens."""
+    """One message history of a session, with its tokens."""
 
     session: int = field(kw_only=True)
     branch: tuple[int, int] | None = None
-    """Digest of the first messages' tokens, and the row's ordinal among rows that begin with them. Digest and ordinal
-    determine the random stream of a further row. None for the first row, which uses the stream of the response."""
+    """Digest of the prompt's tokens, and the row's ordinal among rows with this prompt. Both determine the random
+    stream of an additional row. The first row has None and uses the stream of the response."""
     why: str = ""
     """Reason for opening this row (see docs/agents.md), or an empty string for the first row."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     history: list[Message] = field(default_factory=list)
-    """Messages that are encoded in the row's tokens, including the messages that the policy wrote. Empty if the last
-    request was a text completion, because its tokens need not be messages."""
+    """Messages encoded in the row's tokens, including messages written by the policy. Empty if the last request was a
+    text completion, because its tokens need not be messages."""
     asked: Asked | None = None
-    """Request that is being sampled, or None."""
+    """Request whose turn is being sampled, or None."""
     begins: int = 0
     """Number of the row's tokens before the turn that was requested last."""
     answered: int = -1
-    """Ordinal of the row's last turn among all turns of the session."""
+    """Index of the row's last turn among all turns of the session, or -1 before its first turn."""
 
 
 @dataclass
@@ -95,15 +95,15 @@ class Session:
     """Reason for the agent's failure, or an empty string."""
     timed_out: bool = False
     thinks_since: float | None = None
-    """Time at which the run began to wait for the agent, or None before its process has reported its start."""
+    """Time since which the run has been waiting for the agent, or None before the agent's start is reported."""
     begun: Counter[int] = field(default_factory=Counter)
-    """Number of further rows, keyed by the digest of the tokens that they begin with."""
+    """Number of additional rows, keyed by the digest of their prompt tokens."""
 
 
 class Sessions:
     """Agent conversations in one call of the engines, with the interface of ``Conversations``.
 
-    Places 0 to B - 1 are the sessions' first rows, and further rows have the places after these.
+    Places 0 to B - 1 are the first rows of the sessions. Additional rows have the next places.
     """
 
     num_first = 0
@@ -116,7 +116,7 @@ class Sessions:
         self._sessions = [Session(record, []) for record in records]
         self._rows: dict[int, Row] = {}
         self._sampling = set[int]()
-        """Places that have been or will be sent to engines."""
+        """Places of rows that are being sampled or waiting for an engine."""
         self._next = len(records)
         self._over: list[int] = []
         """Sessions that have ended since the last call of :meth:`over`."""
@@ -207,7 +207,7 @@ class Sessions:
         return len(self._main) < len(self._sessions)
 
     def over(self) -> Batch | None:
-        """Return one row for each session that has ended since the last call, or None if there are none.
+        """Return one row for each session that has ended since the last call, or None if no session has ended.
 
         A session is represented by the row with its last turn; ``further_rows`` contains its other rows.
 
@@ -351,7 +351,7 @@ class Sessions:
         return place
 
     def _continued(self, session: Session, request: ChatRequest) -> tuple[int | None, str]:
-        """Return the place of the row that a request extends, or None and the reason for a further row."""
+        """Return the place of the row that a request extends, or None and the reason for a new row."""
         best, why = -1, ""
         for place in reversed(session.rows):
             row, messages = self._rows[place], request.messages
@@ -486,6 +486,6 @@ def _branched(stream: int, row: Row) -> int:
 
 
 def _saved(row: Row) -> dict[str, Any]:
-    """Return a further row as JSON values."""
+    """Return an additional row as JSON values."""
     fields = ("why", "prompt_ids", "tokens", "source", "rollout_logprobs", "truncated")
     return {name: getattr(row, name) for name in fields}

@@ -1,7 +1,7 @@
-"""Bridges between two policy turns, which render an environment's messages with the chat template.
+"""Bridges between policy turns: tokens rendered from an environment's messages with the chat template.
 
-The history is never re-rendered. The policy reads its own tokens exactly as sampled, followed by a bridge: the text
-that follows the assistant's turn in a rendered conversation.
+The history is never re-rendered. The policy reads its earlier turns exactly as sampled, each followed by a bridge: the
+text that the chat template places after an assistant turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from verl.config.errors import ConfigError
 from verl.data.templates import render_chat_text
 
 ANSWER = "[an answer of the assistant]"
-"""Placeholder for policy turns; a template must render it unchanged."""
+"""Placeholder for policy turns, which chat templates must render unchanged."""
 
 Message = Mapping[str, Any]
-"""Mapping with ``role`` and ``content``, and optionally other keys that the template reads."""
+"""Chat message with ``role``, ``content`` and any other keys that the template reads."""
 
 
 class Bridges:
@@ -29,7 +29,7 @@ class Bridges:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, chat_arguments: Mapping[str, Any], role: str, field: str
     ) -> None:
-        """Prepare the bridges for a chat template.
+        """Initialize the bridges and check that the chat template supports ``role``.
 
         Args:
             chat_arguments: Chat template arguments, which are also used for prompts.
@@ -81,7 +81,7 @@ class Bridges:
         return ids[len(self.head) :]
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Like :meth:`between`, but omit leading tokens that ``turn`` already ends with."""
+        """Return the result of :meth:`between` without the leading tokens that ``turn`` already ends with."""
         bridge = self.between(messages)
         overlap = next((k for k in range(min(len(bridge), len(turn)), 0, -1) if list(turn[-k:]) == bridge[:k]), 0)
         return bridge[overlap:]
@@ -91,9 +91,9 @@ class Bridges:
 
 
 class ProgramBridges:
-    """Tokens between a turn that ends with a program and the next turn, for plain-text templates.
+    """Bridges for plain-text templates, which pass a program's output to the policy.
 
-    Most turns end with ``BEGUN``, which is a stop string of the engines; the bridge does not repeat it.
+    Most turns end with the stop string ``BEGUN``, in which case the bridge does not repeat it.
     """
 
     BEGUN = "```output"
@@ -102,7 +102,7 @@ class ProgramBridges:
         self.tokenizer = tokenizer
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Return the tokens that follow ``turn``: the messages in a block that starts with ``BEGUN``."""
+        """Return the tokens to append to ``turn``: an output block that contains the messages."""
         written = str(self.tokenizer.decode(list(turn), skip_special_tokens=True))
         text = "" if written.endswith("\n") else "\n"
         text += "" if written.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"

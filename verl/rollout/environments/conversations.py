@@ -1,9 +1,9 @@
-"""Multi-turn conversations between the policy, sampled by the engines, and an environment.
+"""Multi-turn conversations between an environment and the policy, whose turns are sampled by engines.
 
 After each policy turn, the environment takes a step, and its messages are appended to the conversation. The engines
-then receive a request for the next turn.
+then receive a request to sample the next turn.
 
-Legend: B = number of episodes; each conversation is one episode.
+Legend: B = number of episodes (one per conversation).
 """
 
 import json
@@ -34,30 +34,30 @@ from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests
 
 PROGRAMS = "verl.rollout.programs:Programs"
-"""Environment for templates whose programs are run while a response is sampled."""
+"""Environment for prompt templates that run the policy's programs during sampling."""
 
 ENABLED = "rollout.multi_turn.enable=True"
-"""Option that enables conversations, for error messages."""
+"""Option that enables multi-turn conversations, as quoted in error messages."""
 
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
-"""Columns of a conversation that are not sent to engines."""
+"""Batch columns with the state of conversations, which are not sent to the engines."""
 
 CHARS_PER_TOKEN = 64
-"""Maximum number of characters to tokenize per token of the remaining budget. Few tokens are longer."""
+"""Maximum number of characters to tokenize for each token left in the budget. Few tokens are longer."""
 
 THE_END = Turn("", [], [], False, ends=True)
 """Turn that tells the environment that the conversation has ended."""
 
 CHECK_S = 1.0
-"""Maximum seconds between two checks of the run while it waits for environments or agents."""
+"""Maximum number of seconds between checks of the run while waiting for environments or agents."""
 
 SPEAKERS = ("policy", "environment")
-"""Author names, indexed by a token's ``source``."""
+"""Name of a token's author, indexed by the token's ``source``."""
 
 
 @dataclass
 class ConversationSetup:
-    """Options, tokenizer and processes that all conversations of a run use, with environments or agents."""
+    """Options, tokenizer and environment or agent processes shared by all conversations of a run."""
 
     options: MultiTurnConfig
     max_prompt_length: int
@@ -83,11 +83,11 @@ class ConversationSetup:
         }
         """Schemas of the custom environments' tools, by the names of environments and tools."""
         self.note = cache(self.say)
-        """Callable that prints a line unless it has already been printed."""
+        """Function that prints a line unless the line has already been printed."""
         self._bridges: dict[str, Bridges | ProgramBridges] = {}
 
     def bridges(self, tools: Sequence[Mapping[str, Any]] = ()) -> Bridges | ProgramBridges:
-        """Return the bridges for conversations with the ``tools`` of an agent or a custom environment."""
+        """Return the bridges for conversations that use the ``tools`` of an agent or a custom environment."""
         key = json.dumps(tools, sort_keys=True)
         if key not in self._bridges:
             if find_template(self.template).python:
@@ -101,7 +101,7 @@ class ConversationSetup:
         return self.schemas.get(environment_name(record.extra_info, self.options), {})
 
     def arguments(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the chat template's arguments with these ``tools``."""
+        """Return the chat template's arguments, including these ``tools``."""
         return dict(self.chat_arguments) | ({"tools": list(tools)} if tools else {})
 
 
@@ -137,7 +137,7 @@ def check_conversations(
 
 
 def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig, name: str = "") -> dict[str, Any]:
-    """Return the chat template's arguments, with the schemas of the tools if conversations have any.
+    """Return the chat template's arguments, including the schemas of any tools.
 
     Args:
         name: Name of the environment, if the run has several. Without it, only tools of all conversations are included.
@@ -163,12 +163,12 @@ class Conversation(PartialResponse):
 
 
 def new_conversations(records: Sequence[PromptRecord]) -> list[Conversation]:
-    """Return new conversations without any turns."""
+    """Create a conversation without turns for each prompt record."""
     return [Conversation(record.input_ids, record=record, state=record.state) for record in records]
 
 
 def to_rows(conversations: Sequence[Conversation]) -> Batch:
-    """Return conversations as rows, with all data that :func:`resumed` needs."""
+    """Convert conversations to a batch from which :func:`resumed` can restore them."""
     return to_batch(conversations).fill(
         environment_states=[conversation.state for conversation in conversations],
         environment_rewards=torch.tensor([conversation.reward for conversation in conversations], dtype=torch.float64),
@@ -178,7 +178,7 @@ def to_rows(conversations: Sequence[Conversation]) -> Batch:
 
 
 def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
-    """Return the conversations stored in ``rows`` by :func:`to_rows`, with their prompts."""
+    """Restore conversations from a batch created by :func:`to_rows` and from their prompt records."""
     columns = (getattr(rows, name) for name in DRIVER_COLUMNS)
     values = zip(*(column if isinstance(column, list) else column.tolist() for column in columns), strict=True)
     return [
@@ -188,12 +188,12 @@ def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
 
 
 def _counts(saved: list[int]) -> list[int]:
-    """Return a checkpoint's counters, with zeros for counters that an earlier version did not have."""
+    """Return a checkpoint's counters, with zeros for counters that were added in later versions."""
     return [*saved[:-1], *[0] * (len(COUNTS) - len(saved)), saved[-1]]
 
 
 class Conversations:
-    """Conversations in one call of the engines, each identified by its index in a list.
+    """Conversations processed in one call to the engines, each identified by its index.
 
     An engine samples a turn, the environment replies, and a request for the next turn follows.
     """
@@ -203,13 +203,13 @@ class Conversations:
         self._all = dict(enumerate(conversations))
         """Conversations by index, until :meth:`over` returns them."""
         self._over: list[int] = []
-        """Indices of the conversations that have ended since the last call of :meth:`over`."""
+        """Indices of the conversations that have ended since the last call to :meth:`over`."""
         self._answering: dict[Future[Answer], tuple[int, Turn]] = {}
-        """Turns to which the environment has not replied yet, with the index of their conversation."""
+        """Pending environment replies, each with the index of the conversation and the turn."""
 
     @property
     def num_first(self) -> int:
-        """Number of requests that engines can receive at the start."""
+        """Number of requests that are available at the start."""
         return len(self._all)
 
     @property
@@ -218,16 +218,16 @@ class Conversations:
         return {place for place, _ in self._answering.values()}
 
     def requests(self, requests: ResponseRequests, places: Sequence[int]) -> ResponseRequests:
-        """Return the requests for the next turns of the conversations at ``places``."""
+        """Return requests for the next turns of the conversations with the indices ``places``."""
         chosen = requests.of(places)
         return replace(chosen, partial=to_batch([self._all[place] for place in places])) if places else chosen
 
     def measured(self, metrics: Batch | None) -> Batch | None:
-        """Return the rank metrics of conversations, given the metrics of their requests."""
+        """Return the rank metrics of conversations, which are the same as those of their requests."""
         return metrics
 
     def rows(self, places: Sequence[int]) -> Batch:
-        """Return the conversations at ``places``, with their ``request``, so that they can be resumed later."""
+        """Return a resumable batch of the conversations at ``places``, with these indices in ``request``."""
         return to_rows([self._all[place] for place in places]).fill(request=torch.tensor(places))
 
     def update(self, part: Batch) -> list[int]:
@@ -238,7 +238,7 @@ class Conversations:
         return places
 
     def take(self, part: Batch) -> None:
-        """Accept finished turns, with the tool ``calls`` that the engine parsed, and submit the environments' steps."""
+        """Process finished turns, with ``calls`` parsed by the engine, and submit the environments' next steps."""
         turns: dict[int, Turn] = {}
         for place, truncated, calls in zip(self.update(part), part.truncated.tolist(), part.calls, strict=True):
             conversation, setup = self._all[place], self.setup
@@ -295,7 +295,7 @@ class Conversations:
         return rows
 
     def _ask(self, turns: Mapping[int, Turn]) -> None:
-        """Submit an environment step after each turn in ``turns``, which is keyed by conversation index."""
+        """Submit an environment step for each turn in ``turns``, a mapping from conversation indices to turns."""
         steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
         self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
 
@@ -358,7 +358,7 @@ def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings:
 
 
 def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """Return the parts of each conversation, ``{"by": "policy" or "environment", "text": ...}``; [] if single-turn."""
+    """Return each conversation's parts, ``{"by": "policy" or "environment", "text": ...}``, or [] if single-turn."""
     if "source" not in batch:
         return [[] for _ in range(len(batch))]
     return [
@@ -368,7 +368,7 @@ def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def session_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """Return :func:`conversation_parts`. For agents, include all histories with their prompts, the row's own last."""
+    """Return each conversation's parts. For agents, include all prompts, and put the additional histories first."""
     parts = conversation_parts(batch, tokenizer)
     if "further_rows" not in batch:
         return parts
@@ -381,14 +381,14 @@ def session_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list
 
 
 def history_parts(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
-    """Return the prompt and the parts of an agent's further history."""
+    """Return the prompt and the conversation parts of one of an agent's additional histories."""
     batch = Batch.of([row["prompt_ids"]], [row["tokens"]], source=torch.tensor(row["source"], dtype=torch.uint8))
     prompt = {"by": "environment", "text": str(tokenizer.decode(row["prompt_ids"]))}
     return [prompt, *conversation_parts(batch, tokenizer)[0]]
 
 
 def add_rank_metrics(batch: Batch, measured: Batch | None) -> Batch:
-    """Add rank metrics of the policy's tokens to ``batch``, whose rows are in the order of ``request``.
+    """Add the rank metrics of the policy's tokens to ``batch``, which must be sorted by ``request``.
 
     Args:
         measured: Episodes of only the policy's tokens, with ``request``, or None to add no metrics. May include

@@ -1,8 +1,8 @@
-"""Environments with TRL's interface: objects with tools as public methods, ``reset(**row)`` and ``get_reward()``.
+"""Environments with TRL's interface: objects with ``reset(**row)``, ``get_reward()`` and public methods as tools.
 
-Such an object stays in the process that created it. A conversation stores the row, the seed, and the calls with their
-answers, so that another process can recreate the object and repeat the calls. ``random`` and numpy are seeded before
-each call. An answer that differs from the original one is logged and counted.
+Such an object stays in the process that created it. A conversation stores the dataset row, the seed, and all calls with
+their results, so that another process can recreate the object and repeat the calls. ``random`` and numpy are seeded
+before each call. Results that differ from the original ones are logged and counted.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ MOST_LIVE = 64
 """Maximum number of objects that a process keeps between steps; the oldest are dropped first."""
 
 Live = tuple[ToolEnvironment, Any]
-"""An object's methods as tools, and the object."""
+"""Pair of an environment object's tools and the object itself."""
 
 
 class LiveEnvironment:
@@ -46,7 +46,7 @@ class LiveEnvironment:
             raise ConfigError(f"{where}: has no get_reward() for rollout.multi_turn.reward=only; {fix}")
 
     async def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return the initial state, which contains the text that ``reset`` returned, and no calls.
+        """Return the initial state, with the text returned by ``reset`` and an empty list of calls.
 
         The column that chooses among several environments is not passed to ``reset``, as in TRL.
         """
@@ -64,7 +64,7 @@ class LiveEnvironment:
     async def step(
         self, state: dict[str, Any], turn: Turn
     ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
-        """Answer the calls of a turn in order. A turn without calls ends the conversation, with its reward."""
+        """Run a turn's tool calls in order. A turn without calls ends the conversation, which is then scored."""
         live, differing = self._live.pop(json.dumps(state), None), 0
         if live is None:
             live, differing = await self._repeated(state)
@@ -121,7 +121,7 @@ class LiveEnvironment:
         return await live[0].answer(call, None)
 
     async def _repeated(self, state: dict[str, Any]) -> tuple[Live, int]:
-        """Return a recreated object in this state, and the number of answers that differ from the original ones."""
+        """Recreate the object in this state, and count the results that differ from the original ones."""
         live, text = await self._reset(state["seed"], state["row"])
         differing = [("reset", state["text"], text)]
         for number, (name, arguments, before) in enumerate(state["calls"]):
@@ -134,7 +134,7 @@ class LiveEnvironment:
 
 
 def seed_chance(*parts: Any) -> None:
-    """Seed ``random`` and ``numpy.random`` by these values."""
+    """Seed ``random`` and ``numpy.random`` with a hash of ``parts``."""
     number = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
     random.seed(number)
     np.random.seed(number)

@@ -2,7 +2,7 @@
 
 An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
 ``async``. The state consists of JSON values and tensors and is stored with the conversation, so any process can run any
-step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
+step. Messages have ``role`` and ``content``. A message with ``failed: True`` counts as a failed call.
 """
 
 import asyncio
@@ -44,21 +44,21 @@ from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, definition, load_code, user_code
 
 COUNTS = ("calls", "malformed", "failures", "timeouts", "replay_differences", "prefilled_tokens")
-"""Counters of a conversation: tool calls; turns with an unreadable call; failed calls, and steps that ran out of memory
-or whose process died; calls and steps that exceeded the time limit; answers of a recreated object that differ from the
-original ones; and tokens that engines read without having sampled them, minus cache hits."""
+"""Counters of a conversation: tool calls, turns with an unreadable call, failed calls or steps, timeouts of calls or
+steps, results of a recreated object that differ, and prefilled tokens. Failed steps ran out of memory or their process
+died. Prefilled tokens are read by engines without having been sampled there, minus cache hits."""
 
 ENVIRONMENT_LOG = "environment.log"
-"""Name of the file for the output of tools and environments."""
+"""Name of the log file for the output of tools and environments."""
 
 TOGETHER = 64
 """Number of ``async`` steps that are retried together after their process was killed."""
 
 MARGIN_S = 5.0
-"""Seconds between a step's time limit and the killing of its process, if the process runs ``async`` steps."""
+"""Seconds between the time limit of an ``async`` step and the termination of its process."""
 
 EXCHANGE_S = 0.05
-"""Maximum seconds to wait for a reply to ``async`` steps before checking for new steps to start."""
+"""Maximum seconds to wait for replies to ``async`` steps before checking for new steps."""
 
 
 class Step(NamedTuple):
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
     done: bool
     reward: float
     counts: tuple[int, ...]
-    """Increments of the counters in :data:`COUNTS`."""
+    """Amounts to add to the counters in :data:`COUNTS`."""
 
 
 def load_environments(options: MultiTurnConfig) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def role_of(environment: Any) -> str:
 
 @contextmanager
 def beginning(options: MultiTurnConfig) -> Iterator[Begin | None]:
-    """Yield :meth:`EnvironmentPool.begin`, or None if the run has a single environment, without ``observe``."""
+    """Yield :meth:`EnvironmentPool.begin`, or None if the only configured environment has no ``observe`` method."""
     pool = EnvironmentPool(options) if options.enable and options.environment is not None else None
     if pool is None or not (pool.observing or isinstance(options.environment, dict)):
         yield None
@@ -129,7 +129,7 @@ def beginning(options: MultiTurnConfig) -> Iterator[Begin | None]:
 
 
 class EnvironmentPool(KillablePool):
-    """Pool of processes that run environment steps; all ``async`` steps share one process and its event loop."""
+    """Pool of processes that run environment steps. All ``async`` steps share one process and its event loop."""
 
     def __init__(self, options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None) -> None:
         """Prepare the processes.
@@ -171,9 +171,9 @@ class EnvironmentPool(KillablePool):
         self.close()
 
     def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
-        """Start these steps, which run concurrently and, if ``async``, also alongside steps that are already running.
+        """Start these steps. They run concurrently, and ``async`` steps can also overlap with earlier steps.
 
-        The futures' ``result`` raises ``ConfigError`` for any exception raised by the environment.
+        Calling ``result`` on a future raises ``ConfigError`` if the environment raised an exception.
         """
         futures = [Future[Answer]() for _ in steps]
         for pair in zip(steps, futures, strict=True):
@@ -182,7 +182,7 @@ class EnvironmentPool(KillablePool):
         return futures
 
     def settles(self, record: PromptRecord) -> bool:
-        """Return whether the record's environment is asked for a reward once, at the end of the conversation."""
+        """Return whether the record's environment computes a single reward, at the end of the conversation."""
         environment = self._environment_of(record)
         return isinstance(environment, LiveEnvironment) and environment.gives_reward
 
@@ -190,7 +190,7 @@ class EnvironmentPool(KillablePool):
         return self.environments[environment_name(record.extra_info, self.options)]
 
     def begin(self, records: list[PromptRecord], places: Sequence[str]) -> list[PromptRecord]:
-        """Return the records with the first states and observations of their environments.
+        """Return the records, each with the initial state and first observation of its environment.
 
         If the run has several environments, each record also gets the tools of its own.
 
@@ -235,7 +235,7 @@ class EnvironmentPool(KillablePool):
         return {name: tool_schemas(self.options, name) for name in self.environments}
 
     def _answer_new(self) -> None:
-        """Answer all steps that have arrived since the previous call started."""
+        """Run all steps in the queue and store the replies in their futures."""
         self._answer(drain(self._new))
 
     def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:
@@ -249,7 +249,7 @@ class EnvironmentPool(KillablePool):
             future.set_result(answer)
 
     def _converse(self) -> None:
-        """Send ``async`` steps to the process as they arrive, and collect replies until none is pending."""
+        """Send ``async`` steps to the process as they arrive, and collect replies until no steps are pending."""
         waiting: dict[int, tuple[float, Step, Future[Answer]]] = {}
         numbers = count()
         while waiting or not self._new.empty():
@@ -294,7 +294,7 @@ class EnvironmentPool(KillablePool):
         return [answer for answer in answers if answer is not None]
 
     def _failure(self, error: BaseException, step: Step) -> Answer:
-        """Return the reply to a step if ``error`` means that it was aborted; otherwise, raise ``error``."""
+        """Return the reply to a step if ``error`` means that it was aborted, or raise ``error`` otherwise."""
         reason = failure_reason(error)
         if reason is None:
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
@@ -306,14 +306,14 @@ class EnvironmentPool(KillablePool):
 
 
 def is_async(environment: Any) -> bool:
-    """Return whether the environment's steps run together in one process."""
+    """Return whether the environment's steps are ``async`` and therefore run concurrently in one process."""
     return bool(getattr(environment, "is_async", inspect.iscoroutinefunction(environment.step)))
 
 
 def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
-    """Return the reply to an aborted step: ``reason`` as a message for each call, and the state unchanged.
+    """Return the reply to an aborted step: an error message for each call, and the unchanged state.
 
-    If a custom environment fails before its first state, the conversation ends, because a retry would start over.
+    If a custom environment fails before it has a state, the conversation ends, because a retry would start over.
     """
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     calls = step.turn.calls[: options.max_parallel_calls] if options.has_tools else []
@@ -358,7 +358,7 @@ _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
 
 
 def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
-    """Start steps in this process's event loop, which has its own thread, and return available replies by number."""
+    """Start steps in the event loop thread of this process, and return available replies with their step numbers."""
     if not _LOOP:
         _LOOP[:] = [(start_loop(), SimpleQueue())]
     ((loop, done),) = _LOOP
@@ -389,7 +389,7 @@ async def _guarded(step: Step) -> Answer:
 
 
 def name_of(environment: Any) -> str:
-    """Return the option and class of an environment, for messages."""
+    """Return the option and class of an environment for use in error messages."""
     if isinstance(environment, LiveEnvironment):
         return environment.where
     return FIELD if isinstance(environment, ToolEnvironment) else f"{FIELD}={type(environment).__name__}"
@@ -404,7 +404,7 @@ async def start_state(environment: Any, record: PromptRecord) -> str:
 
 
 async def first_observation(environment: Any, record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
-    """Return the initial state as JSON, and the first messages. Exceptions in user code raise ``ConfigError``."""
+    """Return the initial state as JSON and the first messages; raise ``ConfigError`` for exceptions in user code."""
     state, where = await start_state(environment, record), f"{name_of(environment)}: observe(state)"
     with user_code(where):
         messages = await awaited(environment.observe(from_json(json.loads(state))))
@@ -439,7 +439,7 @@ async def take_step(environment: Any, step: Step) -> Answer:
 
 
 def scorer(environment: Any) -> str:
-    """Return the user's code that determines what ``step`` returns, for messages, as most adaptors inherit ``step``."""
+    """Describe the user code behind ``step`` for error messages, since most adapters inherit ``step`` itself."""
     if isinstance(environment, LiveEnvironment):
         return f": get_reward(){definition(getattr(environment.made, 'get_reward', environment.made))}"
     made = type(environment)
@@ -454,7 +454,7 @@ def _flag(done: Any, where: str) -> bool:
 
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Return an environment's messages as a list, empty for None; raise ``ConfigError`` if they are malformed."""
+    """Return messages as a list, which is empty for None, or raise ``ConfigError`` if a message is malformed."""
     if not isinstance(messages or [], list | tuple):
         raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
     for message in messages or []:

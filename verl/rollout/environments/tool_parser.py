@@ -16,7 +16,7 @@ from verl.rollout.environments.tools import read_arguments
 FIELD = "rollout.multi_turn.format"
 
 MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "TOOL_CALL_BEGIN", "bot_string", "tc_start")
-"""Attributes that store the text that marks the beginning of a call, depending on the parser."""
+"""Attributes in which different parsers store the marker that starts a tool call."""
 
 
 class ToolCallReader:
@@ -42,7 +42,7 @@ class ToolCallReader:
         self.ends = set(end_tokens)
 
     def read(self, tokens: list[int]) -> dict[str, Any]:
-        """Return ``calls`` as (name, arguments) pairs, and whether the turn has a ``malformed`` call."""
+        """Return the ``calls`` as (name, arguments) pairs, and whether any call in the turn is ``malformed``."""
         tokens = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         # Keep special tokens, because call markers may be special tokens.
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
@@ -63,7 +63,7 @@ class ToolCallReader:
 
 
 def _plain_call(text: str) -> list[tuple[str, Any]]:
-    """Return the call at the beginning of ``text`` if it is a JSON object with a name; arguments may be missing."""
+    """Return the call at the start of ``text`` if it is a JSON object with a name. Arguments are optional."""
     with suppress(ValueError, RecursionError):
         call, _ = json.JSONDecoder().raw_decode(text.lstrip())
         if isinstance(call, dict) and isinstance(call.get("name"), str):

@@ -30,7 +30,7 @@ MAX_NAME_CHARS = 64
 
 
 DEEPEST = 64
-"""Maximum nesting of a call's arguments. Python's own functions for JSON and pickling fail at a few hundred levels."""
+"""Maximum nesting depth of a call's arguments. Python's JSON and pickle functions fail at a few hundred levels."""
 
 
 class Call(NamedTuple):
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
     name: str
     arguments: Any
-    """Arguments parsed from the model's JSON: a mapping, or a string if the model wrote anything else."""
+    """Arguments as a mapping, or as text if the model did not write a JSON object."""
 
 
 class Turn(NamedTuple):
@@ -51,7 +51,7 @@ class Turn(NamedTuple):
     malformed: bool
     """Whether the turn contains the start of a call that cannot be parsed."""
     ends: bool = False
-    """Whether the conversation has ended already, and only its reward is missing."""
+    """Whether the conversation is already over and only its reward has to be computed."""
 
 
 class FunctionTool:
@@ -89,7 +89,7 @@ Tool = FunctionTool | VerlTool
 
 
 def text_of(value: Any) -> str:
-    """Return a tool's result as text: strings and the text of veRL's responses unchanged, other values as JSON."""
+    """Convert a tool's result to text. Strings and veRL's text responses are unchanged; other values become JSON."""
     if isinstance(value, Fields):
         value = value.text or ""
     if isinstance(value, str):
@@ -127,7 +127,7 @@ def environment_option(options: MultiTurnConfig, name: str) -> str:
 
 
 def tool_schemas(options: MultiTurnConfig, name: str = "") -> list[dict[str, Any]]:
-    """Return the schemas of the tools in the prompt. A custom environment lists them in its class attribute ``tools``.
+    """Return the schemas of the tools in the prompt. Custom environments list them in the class attribute ``tools``.
 
     Args:
         name: Name of the environment, if the run has several.
@@ -165,12 +165,12 @@ def checked_schema(schema: Any, where: str) -> dict[str, Any]:
 
 
 def is_live(made: Any) -> bool:
-    """Return whether ``made`` is a class with TRL's interface: ``reset``, and methods as tools."""
+    """Return whether ``made`` is a class with TRL's interface: a ``reset`` method, and public methods as tools."""
     return isinstance(made, type) and callable(getattr(made, "reset", None)) and not hasattr(made, "start")
 
 
 def methods_as_tools(live: Any, where: str) -> dict[str, Tool]:
-    """Return the public methods of an object with TRL's interface as tools, by name.
+    """Return the public methods of an object with TRL's interface as tools, keyed by name.
 
     Raises:
         ConfigError: If a method has no annotations or no docstring.
@@ -183,12 +183,12 @@ def methods_as_tools(live: Any, where: str) -> dict[str, Tool]:
 
 
 async def awaited(value: Any) -> Any:
-    """Return a value, or the result of an awaitable."""
+    """Return ``value``, or its result if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
 class ToolEnvironment:
-    """Environment that runs up to ``max_parallel_calls`` calls per turn and ends the conversation without calls."""
+    """Environment that runs up to ``max_parallel_calls`` calls per turn. A turn without calls ends the conversation."""
 
     def __init__(self, tools: Mapping[str, Tool], options: MultiTurnConfig) -> None:
         self.tools, self.options = tools, options
@@ -196,15 +196,15 @@ class ToolEnvironment:
         self.is_verl = any(isinstance(tool, VerlTool) for tool in tools.values())
 
     def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return an empty history, which only veRL's tools read."""
+        """Return an initial state with an empty history, which is used only by veRL's tools."""
         return {"messages": [], "turns": 0, "extra_fields": {}}
 
     async def step(
         self, state: dict[str, Any], turn: Turn, record: PromptRecord
     ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
-        """Return a message for each call, and an error message if there is a call that could not be parsed.
+        """Return a message for each call, plus an error message if a call could not be parsed.
 
-        ``async`` tools run at the same time, each within ``timeout_s``.
+        ``async`` tools run concurrently, each within ``timeout_s``.
         """
         state = self.start(record) | state  # checkpoints of earlier versions have other entries
         calls = turn.calls[: self.options.max_parallel_calls]
@@ -218,7 +218,7 @@ class ToolEnvironment:
         return state, messages, not messages, None
 
     async def answer(self, call: Call, data: Any) -> dict[str, Any]:
-        """Return the message for one call; the time limit applies to each ``async`` call separately."""
+        """Run one call and return its message. The time limit applies to each ``async`` call separately."""
         name, tool = call.name[:MAX_NAME_CHARS], self.tools.get(call.name)
         if tool is None:
             return _failed(name, f"there is no tool {name!r}; the tools are {', '.join(self.tools)}")
@@ -285,9 +285,9 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 
 
 def read_arguments(written: Any) -> Any:
-    """Return arguments as a mapping if they are a JSON object, or a JSON string with one, as in OpenAI's API.
+    """Return arguments as a mapping if they are a JSON object or a string that contains one, as in OpenAI's API.
 
-    Null becomes an empty mapping. Other arguments, and any nested more than ``DEEPEST`` levels deep, are returned as
+    Null becomes an empty mapping. Arguments of other types or nested more than ``DEEPEST`` levels deep are returned as
     text.
     """
     value = written

@@ -1,4 +1,4 @@
-"""Per-engine state of conversations between turns: the hidden states of sampled tokens."""
+"""State that an engine keeps between the turns of conversations: the hidden states of sampled tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from verl.rollout.partial import PartialResponse
 
 
 class Turns:
-    """Turns of an engine's conversations. Hidden states are kept on the CPU, or are None on workers without states."""
+    """Conversation turns of an engine. Hidden states are stored on the CPU, and are None on workers without states."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Turns:
                 raise
             self.unsupported = str(error)  # raised if an agent brings tools
         self._held: dict[str, tuple[list[Tensor | None], list[int]]] = {}
-        """States of the policy tokens of each conversation, and the number of policy tokens in each of its turns."""
+        """Hidden states of each conversation's policy tokens, and the number of policy tokens in each of its turns."""
 
     def holds(self, request_id: str) -> bool:
-        """Return whether the states of the conversation's earlier turns are stored here."""
+        """Return whether the hidden states of a conversation's earlier turns are available."""
         return request_id in self._held
 
     def keep(self, request_id: str, before: PartialResponse, num_read: int, states: Tensor | None) -> None:
@@ -82,13 +82,13 @@ class Turns:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return a turn's calls (:meth:`ToolCallReader.read`), a call's ``mark``, and why calls are ``unsupported``."""
+        """Return a turn's parsed calls, the ``mark`` of a call, and the reason if calls are ``unsupported``."""
         if self.reader is None:
             return {"calls": [], "malformed": False, "mark": None, "unsupported": self.unsupported}
         return self.reader.read(tokens) | {"mark": self.reader.mark, "unsupported": ""}
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return the rank metrics of the stored states, with ``request``, and drop the states."""
+        """Return the rank metrics of the stored hidden states, with their ``request``, and discard the states."""
         held, self._held = self._held, {}
         requests = sorted(map(int, held))
         parts = [held[str(request)] for request in requests]

@@ -2,9 +2,9 @@
 
 The constructor of each class receives ``config`` and ``tool_schema``. As in veRL, each call to a tool creates an
 instance with ``async create(create_kwargs=...)``, awaits ``execute(instance_id, parameters, agent_data=...)``, and then
-awaits ``release(instance_id)``. ``execute`` returns a response, a reward and metrics. The reward does not affect the
-score. Stubs replace the veRL modules that these files import. Classes in ``verl.tools`` are loaded from the veRL
-checkout that contains the file or the working directory.
+awaits ``release(instance_id)``. ``execute`` returns a response, a reward and metrics, of which only the response is
+used. Stubs replace the veRL modules that tool files import. Classes in ``verl.tools`` are loaded from the veRL checkout
+that contains the file or the working directory.
 """
 
 import inspect
@@ -26,7 +26,7 @@ FIELD = "rollout.multi_turn.tool_config_path"
 FUNCTION_FIELD = "rollout.multi_turn.function_tool_path"
 
 FUNCTION_TOOL = "_verl_function_tool"
-"""Attribute of functions decorated with ``@function_tool``: their tool's name and schema, each None by default."""
+"""Attribute with the tool name and schema of a function decorated with ``@function_tool``. Both default to None."""
 
 
 class VerlTool:
@@ -35,14 +35,14 @@ class VerlTool:
     is_async = True
 
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
-        """Wrap an instance of a veRL tool class and the schema of its tool."""
+        """Wrap an instance of a veRL tool class together with its schema."""
         self.tool, self.schema = tool, schema
         parameters = inspect.signature(tool.execute).parameters
         takes_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         self.takes_agent_data = takes_rest or "agent_data" in parameters
 
     async def call(self, arguments: dict[str, Any], agent_data: Any) -> str:
-        """Return the response of ``execute`` as text; the record's ``tools_kwargs`` has the arguments of ``create``."""
+        """Run the tool and return its response as text. The record's ``tools_kwargs`` has arguments for ``create``."""
         kwargs = agent_data.tools_kwargs.get(self.schema["function"]["name"]) or {}
         further = {"agent_data": agent_data} if self.takes_agent_data else {}
         instance, _ = await self.tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
@@ -56,7 +56,7 @@ class VerlTool:
 def agent_data(
     record: PromptRecord, said: list[dict[str, Any]], turns: int, extra_fields: dict[str, Any], tokens: list[int]
 ) -> "Fields":
-    """Return what veRL passes to tools as ``agent_data``, without the tokens of earlier turns.
+    """Return an equivalent of veRL's ``agent_data``, without the tokens of earlier turns.
 
     Args:
         said: Messages after the prompt.
@@ -80,7 +80,7 @@ def agent_data(
 
 
 def verl_tools(path: str) -> Iterator[VerlTool]:
-    """Yield the tools in the YAML file at ``path``. A class that is listed without ``tool_schema`` provides the schema.
+    """Yield the tools in the YAML file at ``path``. Classes that are listed without ``tool_schema`` provide the schema.
 
     Raises:
         ConfigError: If the file cannot be read, or a class cannot be loaded or created.
@@ -112,7 +112,7 @@ def listed_tools(path: str, where: str) -> list[tuple[str, dict[str, Any], dict[
 
 
 def function_tools(path: str) -> list[Callable[..., Any]]:
-    """Return the functions that the file at ``path`` decorates with veRL's ``@function_tool``, in order.
+    """Return the functions decorated with veRL's ``@function_tool`` in the file at ``path``, in order.
 
     Raises:
         ConfigError: If the file cannot be imported or has no such function.
@@ -128,7 +128,7 @@ def function_tools(path: str) -> list[Callable[..., Any]]:
 
 
 def function_tool(name: Any = None, *, schema: Any = None) -> Any:
-    """Stub for ``verl.tools.function_tool.function_tool``; can be used with and without arguments."""
+    """Stub for ``verl.tools.function_tool.function_tool``, which can be used with or without arguments."""
     if callable(name):
         return function_tool()(name)
 
@@ -141,14 +141,14 @@ def function_tool(name: Any = None, *, schema: Any = None) -> Any:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a schema without its null entries, which veRL leaves out of prompts."""
+    """Remove null entries from a schema, because veRL omits them from prompts."""
     if isinstance(value, Mapping):
         return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
     return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def tool_import_path(name: str, file: Path) -> str:
-    """Return ``package.module.Class`` as an import path, preferring ``module.py`` next to ``file``."""
+    """Convert ``package.module.Class`` to an import path, preferring ``module.py`` in the folder of ``file``."""
     module, _, attribute = name.rpartition("." if ":" not in name else ":")
     beside = file.parent / f"{module.rpartition('.')[2]}.py"
     return f"{beside}:{attribute}" if beside.is_file() else f"{module}:{attribute}"
@@ -161,13 +161,13 @@ def _as_object(value: Any) -> Any:
 
 
 class Fields(SimpleNamespace):
-    """Stub for veRL's schemas and responses that stores its arguments as attributes."""
+    """Stub for veRL's schemas and responses. Its attributes are the arguments of the constructor."""
 
     text: str | None = None
 
     @staticmethod
     def model_validate(value: Any) -> Any:
-        """Return a mapping as an object with attributes."""
+        """Convert a mapping to an object with attributes."""
         return _as_object(value)
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _as_mapping(value: Any) -> Any:
 
 
 class Schema(Fields):
-    """Stub for veRL's schemas, whose mappings are objects with attributes."""
+    """Stub for veRL's schemas, which converts nested mappings to objects with attributes."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**{name: _as_object(value) for name, value in fields.items()})
@@ -198,7 +198,7 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> Any:
-        """Return the schema; classes that are listed without ``tool_schema`` override this method."""
+        """Raise ``ConfigError``. Classes listed without ``tool_schema`` override this method and return the schema."""
         raise ConfigError(f"{type(self).__name__}: has no schema; add tool_schema to the file, or define this method")
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, Fields]:
@@ -212,7 +212,7 @@ class BaseTool:
 def gsm8k_score(
     solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
-    """Score like veRL's ``gsm8k.compute_score``, using the last number, or with ``strict`` the one after ``####``."""
+    """Score the last number, or if ``strict`` the last number after ``####``, like veRL's ``gsm8k.compute_score``."""
     pattern = r"#### (-?[0-9.,]+)" if method == "strict" else r"(-?[0-9.,]*[0-9][0-9.,]*)"
     found = re.findall(pattern, solution_str)
     if not found:

@@ -46,7 +46,7 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
-    """Return metrics for conversations: turns, environment tokens, environment rewards, and tool calls."""
+    """Return metrics of conversations: turns, environment tokens, environment rewards and tool calls."""
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths
@@ -72,7 +72,7 @@ def response_metrics(
 ) -> dict[str, float]:
     """Return rank metrics, and the numbers and lengths of correct and incorrect responses.
 
-    If a subset has no responses, its metrics are omitted, whereas the paper's release logs a length of 0.
+    Metrics of subsets without responses are omitted, whereas the paper's release logs a length of 0.
     """
     lengths, correct = batch.response_lengths, batch.correct
     metrics = {"cal/num_correct": float(correct.sum()), "cal/num_incorrect": float((~correct).sum())}
@@ -123,7 +123,7 @@ def turn_scalars(batch: Batch) -> dict[str, float]:
 def dataset_scalars(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Return rank metrics of each layer's matrix of mean states, named like ``cal/layer_1/global/Effective Rank``.
+    """Return rank metrics of the matrix of mean states of each layer, named like ``cal/layer_1/global/Effective Rank``.
 
     ``diff_stride`` is the number of responses between consecutive prefixes of the cumulative metrics.
     """
@@ -144,7 +144,7 @@ def filtered_length_metrics(batch: Batch, max_length: int) -> dict[str, float]:
     """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses that the policy trains on.
 
     With ``trainer.remove_clip``, truncated responses are masked out and not counted, whereas the paper's release counts
-    their length as 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
+    them as length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
     """
     lengths = sums_within(batch.learn_mask.long(), batch.response_lengths)
     lengths = lengths[lengths > 0]
@@ -179,8 +179,8 @@ def learning_metrics(
 def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: float = 0.0) -> dict[str, float]:
     """Return metrics of the mismatch between rollout engine and policy, and the policy's mean entropy in nats.
 
-    ``rollout/logprob_abs_diff`` is the mean absolute difference between the log-probabilities of engine and policy, in
-    nats, and ``rollout/logprob_abs_diff_max`` the maximum. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
+    ``rollout/logprob_abs_diff`` is the mean absolute difference in nats between the log-probabilities of engine and
+    policy, and ``rollout/logprob_abs_diff_max`` is the maximum. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
 
     Args:
         batch: Batch with the ``logprobs`` and ``entropy`` of the policy that sampled it.
@@ -198,7 +198,7 @@ def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: floa
 
 
 def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict[str, float]:
-    """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
+    """Return the staleness metrics ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
     The lag of a token is the number of policy updates between sampling the token and training on it. ``batch`` must
     contain ``version``, ``rollout_logprobs``, ``rewards``, and the pre-update policy's ``logprobs``.
@@ -227,7 +227,7 @@ def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict
 
 
 def version_metrics(batch: Batch) -> dict[str, float]:
-    """Return the mean and the mean absolute difference in rank metrics between the pre-update policy and the engine.
+    """Return the mean and mean absolute difference in rank metrics between the pre-update policy and the engine.
 
     Effective rank, velocity and acceleration are compared if ``calculator.compare_versions`` is set.
     """
@@ -247,7 +247,7 @@ def version_metrics(batch: Batch) -> dict[str, float]:
 def teacher_metrics(batch: Batch) -> dict[str, float]:
     """Return the mean of log p - log q over the sampled tokens, in nats, and the teacher's mean rank metrics.
 
-    Here p is the policy before the update and q the teacher. The names of rank metrics mirror the policy's:
+    Here p is the policy before the update and q is the teacher. Rank metrics are named like the policy's:
     ``teacher/layer_1/Effective Rank/mean`` corresponds to ``cal/overall/layer_1/Effective Rank/mean``.
     """
     metrics: dict[str, float] = {}
@@ -270,7 +270,7 @@ def teacher_metrics(batch: Batch) -> dict[str, float]:
 
 
 def score_tensors(verdicts: Sequence[Verdict]) -> tuple[Tensor, Tensor]:
-    """Return the scores [B] float32 and the correctness [B] bool of the verdicts."""
+    """Return the scores, [B] float32, and the correctness, [B] bool, of verdicts."""
     scores = torch.tensor([verdict.score for verdict in verdicts])
     return scores, torch.tensor([verdict.correct for verdict in verdicts])
 
@@ -282,16 +282,16 @@ def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def score_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return ``pass@1``, ``score/mean``, metrics of the judge, and the statistics of values from custom functions."""
+    """Return ``pass@1``, ``score/mean``, judge metrics, and statistics of values returned by custom functions."""
     scores, correct = score_tensors(verdicts)
     means = {"pass@1": correct.double().mean().item(), "score/mean": scores.double().mean().item()}
     return means | judge_metrics(verdicts) | extra_metrics(verdict.extras for verdict in verdicts)
 
 
 def judge_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the mean of the judge's scores, and the share of responses that it failed to score, or {} without one.
+    """Return the judge's mean score and the fraction of responses that it failed to score, or {} without a judge.
 
-    A user's function may return values with the same names, so they are read only if there is a judge.
+    Values are read only if there is a judge, because custom functions may return values with the same names.
     """
     values = [verdict.extras.get("judge") for verdict in verdicts]
     scores = [value for value in values if isinstance(value, float) and math.isfinite(value)]
@@ -307,8 +307,8 @@ def verdict_metrics(
 ) -> dict[str, float]:
     """Return all metrics of the verdicts on sampled responses.
 
-    They include scores, the number of verdicts per reason, the fraction of prompts whose ``n`` > 1 responses all have
-    the same score, and metrics of each data source in ``logged``. ``sources`` contains the responses' data sources.
+    These include scores, the number of verdicts per reason, the fraction of prompts whose ``n`` > 1 responses all have
+    the same score, and metrics of each data source in ``logged``. ``sources`` contains each response's data source.
     """
     means = score_metrics(verdicts)
     metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)
@@ -320,12 +320,12 @@ def verdict_metrics(
 
 
 def select(verdicts: Sequence[Verdict], rows: Tensor) -> list[Verdict]:
-    """Return the verdicts selected by the mask ``rows`` [B] bool."""
+    """Return the verdicts selected by the bool mask ``rows`` [B]."""
     return [verdicts[i] for i in rows.nonzero().flatten().tolist()]
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:
-    """Return a bool mask [B / n] that marks groups whose n responses differ in ``values`` [B]."""
+    """Return a bool mask [B / n] of the groups whose n responses have different ``values`` [B]."""
     grouped = values.view(-1, n)
     return (grouped != grouped[:, :1]).any(dim=1)
 
@@ -356,7 +356,6 @@ def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
 
 
 def data_sources(batch: Batch) -> list[str]:
-    """Return the data source of each of the B responses."""
     return [record.data_source for record in batch.records]
 
 
@@ -369,7 +368,7 @@ def logged_sources(sources: Iterable[str]) -> list[str]:
 def metrics_by_source(
     sources: Sequence[str], logged: Sequence[str], metrics_of: Callable[[Tensor], Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return the metrics of each data source in ``logged``, named ``<source>/<name>``, omitting maxima and minima.
+    """Return the metrics of each data source in ``logged``, named ``<source>/<name>``, without maxima and minima.
 
     Args:
         sources: Data source of each of the B responses.

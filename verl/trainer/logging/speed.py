@@ -1,6 +1,6 @@
 """Speed and memory metrics per phase, and profiler traces.
 
-Metrics that veRL also logs have veRL's names. ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
+Metrics that veRL also logs have the same names as in veRL. ``<phase>`` is ``gen``, ``old_log_prob``, and so on.
 
 - ``timing_s/<phase>``: seconds per phase; their sum is ``timing_s/step`` (= ``perf/time_per_step``). If engines have
   separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time that
@@ -52,19 +52,19 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""Part of a GPU's name -> its peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second.
-The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4. For
-Hopper, Ada and Blackwell, NVIDIA assumes sparsity and lists twice these values. H800 and A800 equal H100 and A100."""
+"""Maps part of a GPU's name to its peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per
+second. The first match wins. Source: NVIDIA's data sheets for HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4.
+For Hopper, Ada and Blackwell, NVIDIA lists twice these values (with sparsity). H800 and A800 equal H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
 """Maps each phase to its name in veRL's ``perf/mfu`` metrics."""
 
 BATCH = "batch"
-"""Name under which the token counts of a step's whole batch are recorded."""
+"""Key for the token counts of a step's whole batch."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Number of passes over the weight matrices. A backward pass needs two of them, for the gradients of inputs and
-weights. With LoRA, it needs one, because the weights are frozen and the adapters are negligible."""
+"""Number of passes over the weight matrices. A backward pass counts as two passes, for the gradients of inputs and
+weights. With LoRA, it counts as one, because the weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Attributes of ``transformers`` configs that contain the number of experts."""
@@ -91,9 +91,9 @@ class StepRecord(NamedTuple):
     work: dict[str, Work]
     """Token counts of each phase that processes tokens, summed over all workers."""
     peaks: dict[str, MemoryPeak]
-    """Peak memory of each phase that uses workers, as the maximum over all workers."""
+    """Peak memory of each phase that uses workers (maximum over all workers)."""
     background: dict[str, float]
-    """Seconds spent in phases that ran in parallel on separate devices and do not count towards the step's time."""
+    """Seconds spent in phases that run in parallel on separate devices and do not count towards the step's time."""
 
     @property
     def busy(self) -> dict[str, float]:
@@ -119,8 +119,7 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Record the time and peak memory of the ``with`` block under the phase ``name``.
 
-        Raises:
-            OutOfMemory: If this process ran out of memory.
+        Raises ``OutOfMemory`` if this process runs out of memory.
         """
         self.on_enter(name)
         self.take_peak()  # discard the peak of work outside phases
@@ -145,7 +144,7 @@ class PhaseTimer:
         self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
 
     def add_background(self, record: StepRecord) -> None:
-        """Add the measurements that another timer took in the background."""
+        """Add the background measurements of another timer."""
         for name, seconds in record.seconds.items():
             self._step.background[name] = self._step.background.get(name, 0.0) + seconds
         for name, work in record.work.items():
@@ -160,9 +159,9 @@ class PhaseTimer:
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
-    """Return a device's peak throughput in 10^12 operations per second: ``config`` (``trainer.peak_tflops``) if not 0.
+    """Return a device's peak throughput in 10^12 operations per second, or None if unknown.
 
-    Otherwise, look up the device by name. Return None if the name is unknown or the dtype is not ``bfloat16``.
+    The result is ``config`` (``trainer.peak_tflops``) if not 0. Otherwise, it is known only for ``bfloat16``.
     """
     if config:
         return config
@@ -176,13 +175,13 @@ class ModelCost:
     """Operation count of a decoder-only transformer, from PaLM's formula (arXiv 2204.02311, appendix B).
 
     A forward pass takes 2 N + 4 L H Q T operations per token, with N parameters, L layers, H heads of width Q, and T
-    tokens of context. A backward pass takes twice as many. The formula assumes that every token attends to the whole
+    tokens of context. A backward pass takes twice as many. The formula assumes that all tokens attend to the whole
     sequence. Recomputation (gradient checkpointing) and padding are not counted, so they lower the utilization.
     """
 
     num_parameters: float
-    """N, the number of weights that multiply each token. N includes the output head, tied or not, but excludes the
-    embedding table and the inactive experts of a mixture of experts."""
+    """Number N of weights that multiply each token. N includes the output head, tied or not, but excludes the embedding
+    table and the inactive experts of a mixture of experts."""
     attention_width: int
     """The product L H Q, or 0 for a model without attention."""
 
@@ -229,13 +228,13 @@ class StepMetrics:
     """Callable that converts a :class:`StepRecord` to this module's metrics."""
 
     world_size: int
-    """Number of workers that compute with the models."""
+    """Number of workers that run the models."""
     passes: Mapping[str, tuple[ModelCost, int]]
     """Maps each phase to the cost of its model and the number of passes over the weight matrices."""
     peak: float | None
     """Peak throughput of a worker's device in 10^12 operations per second, or None if unknown."""
     pool_size: int = 0
-    """Number of workers with separate engines, or 0 if the models' workers also sample."""
+    """Number of workers with separate engines, or 0 if the workers of the models also sample."""
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
         """Return the metrics of one step."""
@@ -271,7 +270,6 @@ class StepMetrics:
 
 
 def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size: int) -> StepMetrics:
-    """Return the step metrics of a PPO run."""
     policy = ModelCost.of(config.model)
     passes = {name: (policy, FORWARD) for name in ("gen", "old_log_prob", "ref")}
     passes["update_actor"] = (policy, ModelCost.update_passes(config.model))
@@ -288,7 +286,7 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
 
 @dataclass(frozen=True)
 class StepProfiler:
-    """Profiler that traces ``steps`` on all workers into ``profile/step_N_rank_R.json.gz`` in the run's folder."""
+    """Profiler of ``steps`` that writes one trace per worker to ``profile/step_N_rank_R.json.gz`` in a run's folder."""
 
     workers: WorkerGroup
     steps: Sequence[int]

@@ -73,8 +73,7 @@ class ResponseRewards:
 class AdvantageEstimation:
     """Advantage estimation with a built-in or custom estimator, rank shaping, and a KL penalty in the reward.
 
-    Raises:
-        ConfigError: If a custom function cannot be loaded or does not accept its arguments.
+    Raises ``ConfigError`` if a custom function cannot be loaded or does not accept its arguments.
     """
 
     def __init__(self, config: PPOConfig, reward_manager: RewardManager) -> None:
@@ -152,7 +151,7 @@ class AdvantageEstimation:
         return metrics
 
     def resampled_rows(self, batch: Batch, step: int) -> Tensor:
-        """Draw the rows that PF-PPO trains on, [B'] int64. The draw depends only on the run's seed and the step."""
+        """Draw the indices of responses that PF-PPO trains on, [B'] int64, seeded by the run's seed and the step."""
         options = self.config.algorithm.pf_ppo
         # Hash the seed and the step, because torch generators use only the low 32 bits of a seed.
         (seed,) = np.random.SeedSequence([self.config.seed, step]).generate_state(1)
@@ -188,10 +187,10 @@ class AdvantageEstimation:
         return values, None
 
     def _teacher_advantages(self, batch: Batch) -> Tensor:
-        """Return ``teacher.coef`` times log q - log p of the sampled tokens, [B, R] float64.
+        """Return ``teacher.coef`` times the clamped log q - log p of the sampled tokens, [B, R] float64.
 
-        Here q is the teacher and p the policy before the update. On the policy's own samples, the mean of log p - log q
-        is the reverse KL divergence. Learning from these advantages reduces the divergence.
+        Here q is the teacher and p is the policy before the update. On the policy's own samples, the mean of log p -
+        log q is the reverse KL divergence, so learning from these advantages reduces the divergence.
         """
         options, limit = self.config.teacher, self.config.teacher.loss_max_clamp or math.inf
         ratios = batch.padded("teacher_logprobs").double() - batch.padded("old_logprobs").double()
@@ -212,7 +211,7 @@ class AdvantageEstimation:
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Subtract the weighted KL divergence from rewards, adapt its weight, and return new rewards and metrics."""
+        """Subtract the weighted KL divergence from rewards, adapt the weight, and return the rewards and metrics."""
         control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
         coef = control.coef
         rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)

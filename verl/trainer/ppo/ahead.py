@@ -27,7 +27,7 @@ class StepAhead:
     _step: int = 0
 
     def take(self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer) -> SampledStep:
-        """Return the responses that were sampled ahead and start sampling the next step."""
+        """Return the responses that were sampled ahead for ``step``, and start sampling for the next step."""
         scheduler = self.scheduler
         # Nothing was sampled ahead for the first step, so sample it now with the newest weights.
         sampled = self._next or self._sample(prompts, step, step - 1, timer)
@@ -39,7 +39,7 @@ class StepAhead:
         return sampled
 
     def finish(self, timer: PhaseTimer) -> None:
-        """Wait for the next step's responses and re-raise any exception that sampling raised."""
+        """Wait for the next step's responses, and re-raise any exception raised during sampling."""
         if self.running is None:
             return
         with timer.phase("trainer_wait"):
@@ -76,7 +76,6 @@ class StepAhead:
         return {"next": {"batch": saved, "metrics": metrics, "dropped_scores": dropped_scores}}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the saved state."""
         if "next" in state:
             batch = batch_from_state(state["next"]["batch"], self.scheduler.prompts)
             self._next = SampledStep(batch, state["next"]["metrics"], state["next"]["dropped_scores"])

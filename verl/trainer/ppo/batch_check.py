@@ -11,14 +11,13 @@ from verl.cluster.failures import WorkerError
 from verl.rollout.environments.conversations import policy_texts
 
 FREQUENCY = 50
-"""Number of steps between checks. The first step of each process is also checked."""
+"""Number of steps between consistency checks. Each process also checks the first batch that it trains on."""
 
 MAX_DECODED = 64
 """Maximum number of responses whose tokens are decoded again to check their texts."""
 
 
 def inconsistent(step: int, found: str) -> WorkerError:
-    """Return the error for an inconsistent batch."""
     return WorkerError(
         f"step {step}: the batch is inconsistent, so nothing is learned from it: {found}. This is a mistake in "
         "VERL or in trainer.method; report it with the run's config.yaml"
@@ -37,6 +36,8 @@ def check_batch(
 ) -> None:
     """Check prompts, verified texts, masks and groups of a batch.
 
+    Raises ``WorkerError`` if the batch is inconsistent because of a bug in VERL or in a custom method.
+
     Args:
         batch: Batch with verdicts and ``learn_mask``, B responses.
         rows: Rows to learn from, or None to use all rows.
@@ -44,9 +45,6 @@ def check_batch(
             new versions and duplicate rows are checked.
         max_staleness: Number of versions by which a token may lag behind the weights that learn from it.
         repeats: Whether ``rows`` may contain a row more than once.
-
-    Raises:
-        WorkerError: If the batch is inconsistent because of a bug in VERL or in a custom method.
     """
 
     # 1. Only tokens that the policy sampled are learned from, their weight versions exist, and no row is used twice.
@@ -91,14 +89,13 @@ def check_batch(
 
 
 def check_carried_over(batch: Batch, learned: dict[tuple[int, int], int], step: int) -> None:
-    """Check, with carry-over, that the batch contains no response that an earlier step has trained on.
+    """Check that a batch with carried-over responses contains none that an earlier step has trained on.
+
+    Raises ``WorkerError`` if a response was in an earlier batch.
 
     Args:
         learned: Step whose batch contained each response, keyed by the response's admission step and random stream. The
             responses of ``batch`` are added, and entries that are older than ``FREQUENCY`` steps are removed.
-
-    Raises:
-        WorkerError: If a response was in an earlier batch.
     """
     responses = list(zip(batch.step.tolist(), batch.stream.tolist(), strict=True))
     again = next((learned[response] for response in responses if response in learned), None)

@@ -1,4 +1,4 @@
-"""The judge of a run where it waits for sampling: a model in the run, and comparisons within a group.
+"""Judges responses after sampling, if the judge is a model in the run or compares responses to the same prompt.
 
 Legend: B responses, n consecutive responses per prompt.
 """
@@ -32,29 +32,29 @@ from verl.verifiers.answers import after_thinking, extract_boxed
 from verl.verifiers.verdict import Verdict
 
 Judged = Callable[[], list[Verdict | None]]
-"""Function that waits for the judge, and returns its verdicts on B responses, None for those that it does not score."""
+"""Function that waits for the judge and returns B verdicts, with None for responses that the judge does not score."""
 
 Question = tuple[tuple[int, ...], Job]
-"""One response to score, or two to compare, by row, and the call of the judge."""
+"""Row of the response to score, or rows of the two responses to compare, and the judge's job."""
 
 
 @dataclass(eq=False)
 class Judging:
-    """Judge of responses that have been sampled (``JudgeConfig.waits``)."""
+    """Judge that scores responses after they have been sampled (see ``JudgeConfig.waits``)."""
 
     config: PPOConfig
     verifiers: VerifierPool
     policy: PolicyWorkers
     tokenizer: PreTrainedTokenizerBase | None
-    """Tokenizer of the model in the run that judges, or None if the judge is at an address."""
+    """Tokenizer of the judge model, or None if the judge is an external service."""
     workers: WorkerGroup | None
-    """Engines of a frozen judge, or None."""
+    """Workers that run a frozen judge model, or None if there is no such model."""
 
     def begin(self, records: Sequence[PromptRecord], texts: Sequence[str], n: int, finished: Collection[int]) -> Judged:
-        """Start to judge those of B responses that are ``finished``.
+        """Start judging the responses whose indices are in ``finished``.
 
-        A service judges while the run goes on, the policy at once, before its engines sleep, and a frozen model when
-        its verdicts are asked for.
+        An external service judges in the background. The policy judges immediately, before its engines sleep. A frozen
+        model judges when its verdicts are requested.
         """
         questions = [question for question in self._questions(records, texts, n) if {*question[0]} <= {*finished}]
         jobs = [job for _, job in questions]
@@ -65,7 +65,7 @@ class Judging:
         return lambda: self._by_row(questions, verdicts or self._ask_model(jobs), texts)
 
     def add(self, record: PromptRecord, base: Verdict | None, judged: Verdict) -> Verdict:
-        """Return the verdict of a sum, where ``base`` is that of all its functions but the judge, if it has others."""
+        """Add the judge's verdict to ``base``, the verdict of the sum's other functions, or None if there are none."""
         if base is not None and base.failed:
             return base
         if judged.failed:
@@ -91,7 +91,7 @@ class Judging:
     def _by_row(
         self, questions: Sequence[Question], verdicts: Sequence[Verdict], texts: Sequence[str]
     ) -> list[Verdict | None]:
-        """Return the verdict on each row: its own, or the share of comparisons won of those that did not fail."""
+        """Return each response's verdict. In pairwise judging, the score is the mean over successful comparisons."""
         won: list[list[tuple[float, Verdict]]] = [[] for _ in texts]
         found: list[Verdict | None] = [None for _ in texts]
         for (rows, _), verdict in zip(questions, verdicts, strict=True):
@@ -118,7 +118,7 @@ class Judging:
         return self.config.reward_score.judge.arguments()
 
     def _ask_model(self, jobs: Sequence[Job]) -> list[Verdict]:
-        """Return the verdicts of a model in the run, which are failures where its answers cannot be read."""
+        """Return the verdicts of a judge model in the run, with failures for answers that cannot be parsed."""
         asked = [self._prompts(job) for job in jobs]
         answers = self._answers([*dict.fromkeys(text for texts in asked if isinstance(texts, list) for text in texts)])
         return [
@@ -131,7 +131,7 @@ class Judging:
         return {**(job.extra_info or {}), **({} if rubric is None else {"rubric": rubric})}
 
     def _prompts(self, job: Job) -> list[str] | Verdict:
-        """Return the prompts of one vote, or a failure if the record does not give any, as with a malformed rubric."""
+        """Return the judge's prompts for one vote, or a failure if the record or its rubric is malformed."""
         instructions, one_by_one = self._given.get("instructions"), self._given["one_by_one"]
         try:
             return judge_prompts(instructions, job.solution, job.ground_truth, self._record(job), one_by_one)
@@ -155,9 +155,9 @@ class Judging:
         return self.verifiers.failure(error, job, tolerated)
 
     def _answers(self, prompts: Sequence[str]) -> Mapping[str, list[str]]:
-        """Return the model's answer to each prompt in each vote, without prompts that are too long.
+        """Return the judge model's answers to each prompt, one per vote, leaving out prompts that are too long.
 
-        The random stream of an answer depends on the run's seed, the prompt and the vote alone.
+        Each answer's random stream depends only on the run's seed, the prompt and the vote.
         """
         config, tokenizer = self.config, self.tokenizer
         judge = config.reward_score.judge
@@ -187,14 +187,14 @@ class Judging:
 
 
 def ring(n: int, opponents: int) -> list[tuple[int, int]]:
-    """Return the pairs of n responses in a ring in which each is compared with at least ``opponents`` neighbours."""
+    """Pair up n responses in a ring, so that each is compared with at least ``opponents`` neighbours."""
     neighbours = [(i, (i + distance) % n) for distance in range(1, (opponents + 1) // 2 + 1) for i in range(n)]
     pairs = {frozenset(pair): pair for pair in reversed(neighbours) if pair[0] != pair[1]}
     return [*reversed(pairs.values())]
 
 
 def _weight(path: str) -> float:
-    """Return the weight of the judge in a sum, or 0 if it is in none."""
+    """Return the judge's weight in the sum of functions ``path``, or 0 if the sum does not contain the judge."""
     return next((weight for weight, part in summands(path) if part == JUDGE), 0.0)
 
 

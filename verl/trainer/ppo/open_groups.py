@@ -1,6 +1,6 @@
 """Bookkeeping of the groups that ``async_training.partial_rollout`` carries over from step to step.
 
-Responses of an admitted group are called open until they finish, and ready afterwards. A group is complete once all its
+Each response of an admitted group is open until it is finished, and then ready. A group is complete once all its
 responses are ready. Each step trains on the oldest complete groups. Groups are never dropped.
 """
 
@@ -19,7 +19,7 @@ from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversa
 from verl.rollout.requests import response_stream
 
 ADMITTED = 1 << 31
-"""Offset added to the group number in the seed of a group, so that a prompt drawn again yields new responses."""
+"""Offset added to a group's number to compute its seed, so that a repeated prompt yields new responses."""
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class OpenGroups:
         self.open = append(self.open, batch)
 
     def outstanding(self) -> dict[int, int]:
-        """Return the admission step of each outstanding group, oldest first."""
+        """Return a mapping from each outstanding group to its admission step, oldest first."""
         pairs = {
             number: step
             for part in (self.open, self.ready)
@@ -92,15 +92,15 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which the engines may stop.
 
-        After a stop, open responses must be prefilled again, so stops are at least a quarter of a batch apart.
+        Every stop requires a new prefill of all unfinished responses, so stops are at least a quarter of a batch apart.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
 
     def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
-        """Return whether enough groups are complete and all others can still be trained on by the time they are due.
+        """Return whether enough groups are complete and the remaining groups can still meet their deadlines.
 
-        A group is due ``carried_steps`` steps after its admission, so at most j batches may be due in the next j steps.
+        A group is due ``carried_steps`` steps after admission, so at most j batches may be due within the next j steps.
 
         Args:
             admitted: Admission step of each outstanding group.
@@ -122,14 +122,13 @@ class OpenGroups:
         )
 
     def state(self, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
-        """Return the groups as JSON values and tensors. ``prompts`` is the training data, indexed by ``uid``."""
+        """Return the groups' state as JSON values and tensors. ``prompts`` is the training data, indexed by ``uid``."""
         parts = {"open": self.open, "ready": self.ready}
         saved = {name: batch_state(part, prompts) for name, part in parts.items() if part is not None}
         waiting = [saved_record(record, prompts) for record in self.waiting]
         return {"num_admitted": self.num_admitted, "waiting": waiting} | saved
 
     def load_state(self, state: dict[str, Any], prompts: Sequence[PromptRecord]) -> None:
-        """Restore the saved state."""
         self.num_admitted = state["num_admitted"]
         self.waiting = [restored_record(saved, prompts) for saved in state["waiting"]]
         self.open, self.ready = (

@@ -160,7 +160,7 @@ class RayPPOTrainer(Trainer):
         return sampled
 
     def _shuffle(self, batch: Batch, except_for: Collection[str] = ()) -> None:
-        """Shuffle the rank metrics among the responses of each group if this is a control run."""
+        """Shuffle rank metrics within each group of responses if ``calculator.shuffle_within_groups`` is set."""
         if self.config.calculator.shuffle_within_groups:
             shuffle_within_groups(batch, self.config.seed, self.step, except_for)
 
@@ -224,8 +224,8 @@ class RayPPOTrainer(Trainer):
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities in the denominator of the policy ratio, [M].
 
-        This step's responses use the policy's log-probabilities. Unless ``rollout_is`` is set, responses from earlier
-        steps use the engine's log-probabilities, so that the ratio is relative to the policy that sampled them.
+        New responses use the policy's log-probabilities. Unless ``rollout_is`` is set, responses from earlier steps use
+        the engine's log-probabilities, so that the ratio is relative to the policy that sampled them.
         """
         current: Tensor = batch.logprobs
         replayed = batch.step < self.step
@@ -235,7 +235,7 @@ class RayPPOTrainer(Trainer):
 
     @property
     def _num_scored_in_update(self) -> int:
-        """Number of leading rows whose log-probabilities the first update computes, to save a forward pass."""
+        """Number of leading rows whose log-probabilities are computed in the first update to save a forward pass."""
         config = self.config
         in_update = config.scores_in_update and not self.loss.needs.before_update
         other_rows = self.method.overrides("learn_from")
@@ -338,7 +338,7 @@ class RayPPOTrainer(Trainer):
                 self.display.say(f"warning: trainer.deterministic=true: torch has no deterministic form of {names}")
 
     def _compare_policies(self, batch: Batch) -> None:
-        """Log the mismatch between engine and policy on this step's responses, and between policy and teacher."""
+        """Log the mismatch between engine and policy on newly sampled responses, and between policy and teacher."""
         if self.teacher is not None:
             self.metrics |= teacher_metrics(batch)
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
@@ -441,7 +441,7 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     """Return the options, except ``data.shuffle``, that affect the prompt order or the responses stored in checkpoints.
 
-    A run can be resumed only if these options are unchanged. The result is empty if none of these options is set.
+    A run can be resumed only if the returned options are unchanged. The string is empty if none of them is set.
     """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""

@@ -9,7 +9,7 @@ from verl.batch import Batch
 from verl.trainer.logging.rollout_metrics import score_tensors
 
 FIRST = ("first_records", "first_verdicts")
-"""Columns with the original prompts and the verdicts on their responses; filled if a method overrides ``resample``."""
+"""Columns of the original prompts and their responses' verdicts, filled if the method overrides ``resample``."""
 
 
 def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int) -> Batch:
@@ -21,7 +21,7 @@ def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int
 
 
 def original(batch: Batch, name: str) -> list[Any]:
-    """Return the column ``records`` or ``verdicts`` as it was before resampling, with B entries."""
+    """Return the column ``records`` or ``verdicts`` from before resampling, with B entries."""
     column: list[Any] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
     return column
 

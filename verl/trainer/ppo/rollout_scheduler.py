@@ -41,22 +41,22 @@ from verl.trainer.ppo.verification import Verification, fill_verdicts
 from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
-"""Number that replaces the step number in the seeds of all validations. Training never uses this value."""
+"""Step number used in the seeds of all validations. Training never uses this value."""
 
 MAX_FRUITLESS_BATCHES = 100
 """Maximum number of batches without an informative group in a step, if ``max_num_gen_batches`` sets no limit."""
 
 ROUND_STEP = 1 << 29
-"""Offset added to the step in the seed for each round of resampling."""
+"""Offset added to the step number in the seed for each round of resampling."""
 
 REPEATED = 1 << 40
 """Offset added to a group's id for each earlier occurrence of its prompt in the batch."""
 REFILL_STEP = 1 << 21
-"""Offset added to the step in the seed for each further batch, so that a prompt drawn again yields new responses."""
+"""Offset added to the step in the seed for each additional batch, so that repeated prompts yield new responses."""
 
 KEPT = ("records", "group", "step", "stream")
-"""Columns of open responses that engines do not return. ``step`` is the step of admission, and ``stream`` [B] int64 is
-the random stream (:func:`verl.rollout.requests.response_stream`)."""
+"""Columns of carried-over responses that the engines do not return. ``step`` is the step of admission, and ``stream``
+[B] int64 is the random stream (:func:`verl.rollout.requests.response_stream`)."""
 
 
 class SampledStep(NamedTuple):
@@ -96,7 +96,7 @@ class RolloutScheduler:
     total_steps: int = 0
     """Number of steps in the run."""
     judging: Judging | None = None
-    """Judge that waits for sampling, or None."""
+    """Judge that scores responses after sampling, or None if there is no such judge."""
 
     def __post_init__(self) -> None:
         self.groups: OpenGroups | None = None
@@ -112,7 +112,6 @@ class RolloutScheduler:
         return {} if self.groups is None else self.groups.state(self.prompts)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the saved state."""
         if self.groups is not None:
             self.groups.load_state(state, self.prompts)
 
@@ -184,11 +183,10 @@ class RolloutScheduler:
     ) -> SampledStep:
         """Sample the responses for a training step, then free the engines' memory.
 
+        Raises ``ConfigError`` if ``algorithm.filter_groups`` finds no informative group.
+
         Args:
             version: Version of the engines' weights, or None for the newest weights before ``step``.
-
-        Raises:
-            ConfigError: If ``algorithm.filter_groups`` leaves nothing to learn from.
         """
         if self.groups is not None:
             return self._sample_open(self.groups, prompts, step, timer, step - 1 if version is None else version)
@@ -245,14 +243,12 @@ class RolloutScheduler:
         return batch.fill(**first_round), []
 
     def _sample_informative(self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer) -> SampledStep:
-        """Sample dynamically (DAPO, arXiv 2503.14476, section 3.2).
+        """Sample responses with dynamic sampling (DAPO, arXiv 2503.14476, section 3.2).
 
         Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
-        ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Then fill up the batch with other
-        prompts, which are excluded from training. Metrics are computed over all sampled responses.
-
-        Raises:
-            ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
+        ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Fill the rest of the batch with other
+        prompts, which are excluded from training. Metrics are computed over all sampled responses. Raises
+        ``ConfigError`` if ``MAX_FRUITLESS_BATCHES`` batches contained no informative group.
         """
         n, filtering = self.config.rollout.n, self.config.algorithm.filter_groups
         informative: list[Batch] = []
@@ -347,7 +343,7 @@ class RolloutScheduler:
             groups.waiting = records[missing:]
 
     def _advance(self, groups: OpenGroups, step: int, version: int, timer: PhaseTimer) -> float:
-        """Generate until the step has enough complete groups, and return the number of tokens prefilled again."""
+        """Generate until enough groups are complete, and return the number of tokens that were prefilled again."""
         assert groups.open is not None
         before, parts = groups.open, list[Batch]()
         verification = self._verification(before.records)
@@ -406,10 +402,9 @@ class RolloutScheduler:
         return [] if rows.all() else [complete[~rows]]
 
     def _must_end(self, groups: OpenGroups, num_compared: int) -> bool:
-        """Return whether there are enough groups to learn from or the limit on generation batches is reached.
+        """Return whether there are enough groups to train on or the limit on generation batches is reached.
 
-        Raises:
-            ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
+        Raises ``ConfigError`` if ``MAX_FRUITLESS_BATCHES`` batches contained no informative group.
         """
         filtering, num_batches = self.config.algorithm.filter_groups, num_compared // self.config.data.prompts_per_batch
         num_ready = len(groups.complete())
@@ -442,7 +437,7 @@ def finish(verification: Verification, timer: PhaseTimer) -> None:
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join ``parts`` in the order of ``before``, adding its ``KEPT`` columns, or return None if there are no parts."""
+    """Join ``parts`` in the order of ``before`` and add its ``KEPT`` columns. Return None if there are no parts."""
     if not parts:
         return None
     batch = Batch.join(parts)

@@ -1,4 +1,4 @@
-"""Runs a PPO training job, from a checked config to ``summary.json``."""
+"""Runs a PPO training job from a validated config and writes ``summary.json``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Samples that a run saves to its folder ``samples/`` and shows in trackers, with one row per response.
+"""Saves a run's samples to its folder ``samples/`` and shows them in trackers, with one row per response.
 
 Legend: B responses, M tokens in these responses.
 """
@@ -130,7 +130,7 @@ class SampleLogger:
         }
 
     def _further_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a further history of an agent session: why it was opened, its prompt, and its parts."""
+        """Return an additional history of an agent session, with the reason it was opened, its prompt and its parts."""
         prompt, *said = history_parts(row, self.tokenizer)
         return {"why": row["why"], "prompt": prompt["text"], "conversation": said}
 
@@ -149,7 +149,7 @@ class SampleLogger:
 
 
 def is_kept(uid: int, fraction: float) -> bool:
-    """Return whether a prompt belongs to the ``fraction`` that is saved. The choice is the same at every step."""
+    """Return whether a prompt is in the ``fraction`` whose samples are saved. Every step saves the same prompts."""
     return zlib.crc32(str(uid).encode()) < fraction * 2**32
 
 

@@ -88,7 +88,7 @@ class Updates:
         return metrics | self._run("actor", columns, rows, update, step)
 
     def _score(self, further: Batch) -> Batch:
-        """Return the log-probabilities and ``learn_mask`` that an update needs for agents' further histories."""
+        """Return the log-probabilities and ``learn_mask`` that an update needs for agents' additional histories."""
         with self.timer.phase("old_log_prob"):
             scored = self.policy.compute_logprobs(further)
         self.timer.count("old_log_prob", Work.of(further.lengths))
@@ -127,7 +127,7 @@ class Updates:
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
     """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to train on.
 
-    If the batch has ``episode``, agent sessions are counted instead of responses, and their rows stay together.
+    If the batch has the column ``episode``, ``num_rows`` counts agent sessions, and each session's rows stay together.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.
@@ -147,7 +147,7 @@ def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]
 def fill_first(batch: Batch, scored: Batch) -> None:
     """Copy log-probabilities and entropies of the first responses into ``batch``, for later epochs and for logging.
 
-    The copy is in place, because ``old_logprobs`` is the same tensor as ``logprobs``.
+    The values are copied in place, because ``old_logprobs`` is the same tensor as ``logprobs``.
     """
     assert batch.old_logprobs is batch.logprobs, "PPOConfig.scores_in_update"
     num = len(scored.logprobs)

@@ -32,11 +32,11 @@ class Verification:
     optional: bool = False
     """Whether responses that no verifier can score get the score 0 with the reason ``unscored``."""
     judging: Judging | None = None
-    """Judge of the responses after sampling, or None if there is none or it is one of the verifiers' functions."""
+    """Judge that scores responses after sampling, or None if there is no judge or the verifiers call it."""
     group_size: int = 1
     """Number of consecutive responses per prompt."""
     batch: Batch | None = None
-    """Batch whose verifier columns :meth:`finish` fills, or None afterwards."""
+    """Batch in which :meth:`finish` fills the verifiers' columns, or None afterwards."""
 
     def __post_init__(self) -> None:
         self.texts = [""] * len(self.records)
@@ -63,7 +63,7 @@ class Verification:
             self.submit()
 
     def submit(self) -> None:
-        """Submit the collected responses. Call this method once more after the last :meth:`add`."""
+        """Submit the collected responses. Call :meth:`submit` once more after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
         if self.optional:
             known = {row for row in rows if can_score(self.records[row].data_source, self.records[row].ground_truth)}
@@ -83,12 +83,12 @@ class Verification:
         self._submitted.append((rows, pending))
 
     def judge(self) -> None:
-        """Let the judge begin, if there is one; must be called after the last :meth:`submit`."""
+        """Start the judge, if there is one. Call this method after the last :meth:`submit`."""
         if self.judging is not None:
             self._judged = self.judging.begin(self.records, self.texts, self.group_size, self._finished)
 
     def verdicts(self) -> list[Verdict]:
-        """Wait for and return the verdicts in the order of ``records``. Re-raise any exception from a verifier."""
+        """Wait for the verdicts and return them in the order of ``records``. Re-raise any exception from a verifier."""
         verdicts = dict.fromkeys(self._unscored, Verdict(False, False, "unscored", score=0.0))
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
@@ -103,13 +103,12 @@ class Verification:
         return [verdicts[row] for row in sorted(verdicts)]
 
     def finish(self) -> None:
-        """Wait for the verdicts and fill the verifiers' columns of ``batch``; no-op after the first call."""
+        """Wait for the verdicts and fill the verifiers' columns of ``batch``. Later calls have no effect."""
         if self.batch is not None:
             fill_verdicts(self.batch, self.verdicts(), self.texts)
             self.batch = None
 
 
 def fill_verdicts(batch: Batch, verdicts: list[Verdict], texts: list[str]) -> None:
-    """Fill the verifiers' columns of ``batch``."""
     scores, correct = score_tensors(verdicts)
     batch.fill(texts=texts, verdicts=verdicts, scores=scores, correct=correct)

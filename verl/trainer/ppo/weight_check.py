@@ -1,8 +1,8 @@
 """Checks that engines sample with the policy's weights.
 
-An engine that keeps old weights, or has a layer, adapter or expert in the wrong place, samples plausible text from a
-different policy, and training merely seems ineffective. One update changes the weights too little to detect such errors
-at an engine's precision. The check therefore changes every weight by 20 % before the first step, then restores it.
+An engine with outdated weights, or with a misplaced layer, adapter or expert, still samples plausible text. The only
+symptom is ineffective training. A single update changes the weights too little to reveal such errors at the engine's
+precision. Before the first step, the check therefore changes every weight by 20 % and then restores it.
 """
 
 from collections.abc import Sequence
@@ -32,20 +32,20 @@ class Tolerance(NamedTuple):
     absolute: float
     """Limit in nats."""
     relative: float
-    """Limit as a fraction of the difference that the noise itself causes."""
+    """Limit as a fraction of the change in log-probabilities caused by the noise."""
 
 
 EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.1, 0.1)
 """Tolerances for float32, and for engines or trainers that compute in 16 bits.
 
-At 16 bits, rounding changes a router's selection, so only wrong layers, heads, adapters or models are detected.
+At 16 bits, rounding may change a router's selection, so only wrong layers, heads, adapters or models are detected.
 """
 
 
 def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
     """Return the tolerance for the precision of engine and trainer, or None if engine and trainer differ by design.
 
-    Engine and trainer differ if the engine quantizes, or samples from a modified distribution.
+    Engine and trainer differ by design if the engine uses quantization or samples from a modified distribution.
     """
     rollout = config.rollout
     sampling, kwargs = rollout.train_kwargs, rollout.engine_kwargs
@@ -63,10 +63,8 @@ def unfiltered(sampling: SamplingConfig) -> SamplingConfig:
 def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord], step: int) -> None:
     """Check the engines' log-probabilities under perturbed weights, then restore the weights of ``step``.
 
-    The check is skipped for engines without their own weights, and if :func:`tolerance_of` returns None.
-
-    Raises:
-        WorkerError: If an engine's log-probabilities differ from the policy's.
+    The check is skipped if the engines share the policy's weights, or if :func:`tolerance_of` returns None. Raises
+    ``WorkerError`` if an engine's log-probabilities differ from the policy's.
     """
     tolerance = tolerance_of(config, policy.workers.device_type)
     if config.rollout.name == "hf" or tolerance is None:
