@@ -78,6 +78,16 @@ def test_the_longest_row_is_continued(game):
     assert further == {"", "assistant"} and first
 
 
+def test_a_row_is_continued_while_one_with_its_tokens_is_sampled(game):
+    (token,) = complete(game, [5, 6])["token_ids"]
+    complete(game, [5, 6])
+    for prompt in ([5, 6, token, 8], [5, 6, token, 8]):
+        ask(game, prompt)
+    game.sample(*game.accept())
+    rows = game.over()
+    assert [row["tokens"] for row in rows.further_rows[0]] == [[token, 8, token]] == [rows.response_tokens.tolist()]
+
+
 def test_text_is_tokenized_and_chats_stay_apart(game, tiny_tokenizer):
     choice = complete(game, "2+3=")
     assert choice["prompt_token_ids"] == tiny_tokenizer("2+3=").input_ids
@@ -140,6 +150,7 @@ def test_tokens_that_do_not_fit_are_refused(game):
         ({"prompt": [[1], [2]]}, "prompt: expected text or a list..."),
         ({"prompt": "a", "n": 2}, "n: one completion a request; send the request again for another"),
         ({"prompt": "a", "best_of": 2}, "best_of: one completion a request..."),
+        ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format: constrained decoding..."),
         ({"prompt": "a", "echo": True}, "echo: the prompt is not repeated..."),
         ({"prompt": "a", "stream": True}, "stream: completions are not streamed; use chat completions"),
         ({"prompt": "a", "logprobs": 5}, "logprobs: expected 1 or 0..."),

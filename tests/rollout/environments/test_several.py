@@ -3,27 +3,41 @@
 import asyncio
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.conftest import shipped_config
 from tests.kit import data_options, jsonl, refused
+from verl.batch import POLICY
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import PromptDataset
 from verl.evaluation.benchmarks import load_benchmark
 from verl.evaluation.tasks import observed_problems
-from verl.rollout.environments.conversations import THE_END, ConversationSetup, check_conversations, with_tools
+from verl.rollout.environments.conversations import (
+    THE_END,
+    Conversations,
+    ConversationSetup,
+    check_conversations,
+    new_conversations,
+    with_tools,
+)
 from verl.rollout.environments.pool import EnvironmentPool, Step, beginning, load_environment, take_step
 from verl.rollout.environments.tools import Call, Turn
+from verl.rollout.partial import PartialResponse, to_batch
 
 RECORD = PromptRecord(3, [5], "environment", None, {"target": 4}, [{"role": "user", "content": "Play."}], False)
 
 SOURCE = '''
+import random
+
 class Counter:
     def reset(self, target, **row):
         assert "environment" not in row
@@ -54,6 +68,10 @@ class Guess:
         return state, [], True, float(turn.text == str(state))
 
 seen = {}
+
+def by_chance(environments, environment):
+    assert environment == ["count"]
+    return [random.random()]
 
 def reached(environments, **kwargs):
     seen.update(kwargs)
@@ -174,6 +192,22 @@ def test_each_environment_has_its_tools(options):
         load_environment(options({"a": "Guess", "b": "Missing"}), "b")
 
 
+def test_environments_without_tools_get_no_calls(options):
+    steps = list[Step]()
+
+    def ask(new: list[Step]) -> list[Future]:
+        steps.extend(new)
+        return [Future() for _ in new]
+
+    pool = SimpleNamespace(role="tool", settles=lambda record: False, ask=ask)
+    setup = ConversationSetup(options(GAMES), 9, 9, make_tiny_tokenizer(), {}, [], pool)
+    conversations = new_conversations([replace(RECORD, extra_info={"environment": name}) for name in GAMES])
+    part = to_batch([PartialResponse([5], [6], [POLICY], [0.0])] * 2).fill(request=torch.arange(2))
+    calls = {"calls": [("add", {"by": 3})], "malformed": True, "prefilled": 0}
+    Conversations(setup, conversations).take(part.fill(truncated=torch.zeros(2).bool(), calls=[calls] * 2))
+    assert [(len(step.turn.calls), step.turn.malformed) for step in steps] == [(1, True), (0, False)]
+
+
 def test_functions_score_the_object(options):
     environment = load_environment(options("Scored", "reached", "0.5*near", "silent"))
     assert played(environment, RECORD, adds(3), adds(1), LAST) == 0.4 + 1.0
@@ -196,6 +230,12 @@ def test_functions_score_the_object(options):
     ]
     assert played(environment, RECORD, adds(4), THE_END) == 0.4 + 1.0
     assert len(seen["completions"][0]) == 2
+
+
+def test_functions_get_the_column_and_the_same_chance(options):
+    record = replace(RECORD, extra_info={"target": 4, "environment": "count"})
+    environments = [load_environment(options(GAMES, "by_chance"), "count") for _ in range(2)]
+    assert played(environments[0], record, LAST) == played(environments[1], record, LAST) > 0
 
 
 def test_functions_are_called_with_a_repeated_object(options):

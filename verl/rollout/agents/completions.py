@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from verl.rollout.agents.protocol import MODEL, expect, ignored_fields, read_ends, refusal
+from verl.rollout.agents.protocol import MODEL, expect, ignored_fields, read_sampling, refusal
 
 UNSUPPORTED = {
     "echo": "the prompt is not repeated; its tokens are in prompt_token_ids",
@@ -46,16 +46,13 @@ def read_completion_request(body: Any) -> CompletionRequest:
     # The type of true is bool, which is a kind of int.
     is_ids = isinstance(prompt, list) and all(type(token) is int and token >= 0 for token in prompt)
     expect(isinstance(prompt, str) or is_ids, "prompt", "text or a list of token ids, one prompt a request")
-    for name in ("n", "best_of"):
-        if body.get(name) not in (None, 1):
-            raise refusal(name, "one completion a request; send the request again for another")
     for name, why in UNSUPPORTED.items():
         if body.get(name):
             raise refusal(name, why)
     logprobs = body.get("logprobs")
     readable = logprobs is None or (isinstance(logprobs, int) and 0 <= logprobs <= 1)
     expect(readable, "logprobs", "1 or 0; log-probabilities are those of the sampled tokens alone")
-    max_tokens, stop = read_ends(body)
+    max_tokens, stop = read_sampling(body)
     shows = logprobs is not None and logprobs is not False
     return CompletionRequest(prompt, max_tokens, stop, shows, ignored_fields(body))
 

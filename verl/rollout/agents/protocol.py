@@ -72,17 +72,12 @@ def read_request(body: Any) -> ChatRequest:
         parameters = function.get("parameters") or {}
         described = isinstance(parameters, dict) and isinstance(parameters.get("properties") or {}, dict)
         expect(described, "tools", "parameters as a JSON schema, {'type': 'object', 'properties': {...}}")
-    if body.get("n") not in (None, 1):
-        raise refusal("n", "one completion a request; send the request again for another")
-    form = body.get("response_format")
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise refusal("response_format", "constrained decoding would sample another distribution than the policy's")
     if body.get("functions") or body.get("function_call"):
         raise refusal("functions", "use tools")
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise refusal("tool_choice", "a call that is forced is not the policy's own; use 'auto' or 'none'")
-    max_tokens, stop = read_ends(body)
+    max_tokens, stop = read_sampling(body)
     stream_options = body.get("stream_options")
     return ChatRequest(
         messages=[_message(message) for message in messages],
@@ -96,8 +91,18 @@ def read_request(body: Any) -> ChatRequest:
     )
 
 
-def read_ends(body: Mapping[str, Any]) -> tuple[int | None, list[str]]:
-    """Return the maximum number of tokens of a request's turn, if it has one, and its stop strings."""
+def read_sampling(body: Mapping[str, Any]) -> tuple[int | None, list[str]]:
+    """Return the maximum number of tokens of a request's turn, if it has one, and its stop strings.
+
+    Raises:
+        ProtocolError: If one of them is malformed, or the request asks for several or for constrained completions.
+    """
+    for name in ("n", "best_of"):
+        if body.get(name) not in (None, 1):
+            raise refusal(name, "one completion a request; send the request again for another")
+    form = body.get("response_format")
+    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
+        raise refusal("response_format", "constrained decoding would sample another distribution than the policy's")
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
     for limit in limits:
         expect(isinstance(limit, int) and not isinstance(limit, bool) and limit > 0, "max_tokens", "a positive number")

@@ -377,23 +377,25 @@ class Sessions:
 
     def _continued_by_tokens(self, session: Session, tokens: Sequence[int]) -> tuple[int | None, str]:
         """Like :meth:`_continued`, for the token ids of a prompt: return the longest row that they begin with."""
-        best, found, why = -1, None, ""
+        best, longest, found, why = -1, 0, None, ""
         for place in session.rows:
             row = self._rows[place]
             known, start = [*row.prompt_ids, *row.tokens], len(row.prompt_ids)
             pairs = enumerate(zip(known, tokens, strict=False))
             common = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(known), len(tokens)))
+            if common == len(known) >= longest and place not in self._sampling:
+                longest, found = common, place
             if common < best:
                 continue
             if common == len(known):
-                reason = "parallel" if place in self._sampling else ""
+                reason = "parallel"
             elif common == len(tokens):
                 reason = "repeated"
             elif common < start:
                 reason = "other"
             else:
                 reason = "assistant" if row.source[common - start] == POLICY else "edited"
-            best, why, found = common, reason, None if reason else place
+            best, why = common, reason
         return found, why
 
     def _tokens(self, request: CompletionRequest) -> list[int]:

@@ -245,15 +245,15 @@ class Conversations:
             conversation.truncated = truncated
             conversation.turns += 1
             conversation.counts[-1] += calls["prefilled"]
-            if not truncated:
-                schemas = setup.tools_of(conversation.record)
-                turns[place] = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, schemas)
-            elif setup.pool.settles(conversation.record):
-                cut_off = {"calls": [], "malformed": False}
-                turn = read_turn(conversation, cut_off, setup.tokenizer, setup.stop_strings, {})
-                turns[place] = turn._replace(ends=True)
-            else:
+            if truncated and not setup.pool.settles(conversation.record):
                 self._over.append(place)
+                continue
+            schemas = setup.tools_of(conversation.record)
+            if truncated or not (schemas or setup.options.has_tools):
+                # The engine parses calls if any environment of the run has tools.
+                calls = {"calls": [], "malformed": False}
+            turn = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, schemas)
+            turns[place] = turn._replace(ends=truncated)
         self._ask(turns)
 
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:

@@ -46,13 +46,8 @@ class LiveEnvironment:
             raise ConfigError(f"{where}: has no get_reward() for rollout.multi_turn.reward=only; {fix}")
 
     async def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return the initial state, with the text returned by ``reset`` and an empty list of calls.
-
-        The column that chooses among several environments is not passed to ``reset``, as in TRL.
-        """
+        """Return the initial state, with the text returned by ``reset`` and an empty list of calls."""
         row = {**record.extra_info, "prompt": record.messages}
-        if isinstance(self.options.environment, dict):
-            del row["environment"]
         seed = record.extra_info.get("seed", record.uid)
         _, text = await self._reset(seed, row)
         return {"seed": seed, "row": row, "text": text, "calls": []} | ({"said": []} if len(self.functions) else {})
@@ -82,7 +77,7 @@ class LiveEnvironment:
         if done:
             messages = [{"role": "tool", "content": ""}]
             reward = await self._reward(live[1], state)
-        messages = [messages[0] | {"differing": differing}, *messages[1:]]
+        messages[0] |= {"differing": differing}
         if not done:
             self._live[json.dumps(state)] = live
         while len(self._live) > MOST_LIVE:
@@ -92,6 +87,7 @@ class LiveEnvironment:
     async def _reward(self, made: Any, state: dict[str, Any]) -> float | None:
         """Return what ``get_reward`` returns, plus the rewards of the reward functions if there are any."""
         reward, row = None, state["row"]
+        seed_chance(state["seed"], "reward")
         if self._scores_itself:
             with user_code(f"{self.where}: get_reward()"):
                 reward = await awaited(made.get_reward())
@@ -109,6 +105,8 @@ class LiveEnvironment:
 
     async def _reset(self, seed: Any, row: dict[str, Any]) -> tuple[Live, str | None]:
         live = self._make()
+        if isinstance(self.options.environment, dict):  # Only reward functions get the column that chose, as in TRL.
+            row = {name: value for name, value in row.items() if name != "environment"}
         seed_chance(seed, "reset")
         with user_code(f"{self.where}: reset(**row)"):
             text = await awaited(live[1].reset(**row))

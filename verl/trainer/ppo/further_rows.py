@@ -1,6 +1,7 @@
 """Training rows for the additional message histories of agent sessions."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -41,23 +42,11 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
             column = getattr(batch, name)
             picked = column[owner] if isinstance(column, Tensor) else [column[i] for i in owner.tolist()]
             further.fill(EPISODE, **{name: picked})
-    # 2. Give every token its weight: the share of the rows whose histories have it.
-    prompts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
-    responses = batch.response_tokens.split(batch.response_lengths.tolist())
-    num_rows, shared = list[list[int]](), list[list[int]]()
-    for prompt, response, others in zip(prompts, responses, saved, strict=True):
-        own = (prompt.tolist(), response.tolist())
-        first, *rest = num_histories([own, *((row["prompt_ids"], row["tokens"]) for row in others)])
-        num_rows.append(first)
-        shared += rest
-    weights, further_weights = (torch.tensor([n for row in ns for n in row]).double() for ns in (num_rows, shared))
+    # 2. Give the further rows the mean advantage of their session.
     by_policy = batch.source == POLICY
     sums = sums_within(torch.where(by_policy, batch.advantages.double(), 0.0), batch.response_lengths)
-    of_episode = sums / batch.policy_lengths / (counts + 1)
     learned = batch.learned_responses
-    weights /= (counts + 1).repeat_interleave(batch.response_lengths)
-    batch.fill(advantages=(batch.advantages.double() * weights).float())
-    per_token = of_episode[owner].repeat_interleave(further.response_lengths) * further_weights
+    per_token = (sums / batch.policy_lengths)[owner].repeat_interleave(further.response_lengths)
     further.fill(advantages=torch.where(further.source == POLICY, per_token, 0.0).float())
     scored = score(further)
     mask = (further.source == POLICY) & learned[owner].repeat_interleave(further.response_lengths)
@@ -67,25 +56,34 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     assert not missing, f"the update needs {missing} of further rows"
     joined = Batch.join([batch, further.columns(*batch.names)])
     episode = torch.cat([torch.arange(len(batch)), owner])
-    joined.fill(EPISODE, episode=episode)
-    return joined[episode.argsort(stable=True)]
+    joined = joined.fill(EPISODE, episode=episode)[episode.argsort(stable=True)]
+    # 4. Give every token the share of its episode's rows whose histories have it.
+    prompts = joined.tokens[~joined.in_response].split(joined.prompt_lengths.tolist())
+    responses = joined.response_tokens.split(joined.response_lengths.tolist())
+    rows_left, sharing = zip(prompts, responses, strict=True), list[Tensor]()
+    for size in (counts + 1).tolist():
+        sharing += num_histories(list(islice(rows_left, size)))
+    num_rows = (counts + 1)[joined.episode].repeat_interleave(joined.response_lengths)
+    return joined.fill(advantages=(joined.advantages.double() * torch.cat(sharing) / num_rows).float())
 
 
-def num_histories(rows: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
+def num_histories(rows: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """Return how many rows of an episode have each response token in their history, including the token's own row.
 
     Another row has the token if its prompt begins with everything up to the token. What it samples itself is its own.
 
     Args:
-        rows: Prompt and response tokens of each row.
+        rows: Prompt [P] and response [T] of each row.
+
+    Returns:
+        Counts [T] for each row.
     """
-    counts = []
-    for place, (prompt, response) in enumerate(rows):
-        whole, of_row = [*prompt, *response], [1] * len(response)
-        for other, (others_prompt, _) in enumerate(rows):
-            pairs = enumerate(zip(whole, others_prompt, strict=False))
-            common = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(others_prompt)))
-            for token in range(common - len(prompt) if other != place else 0):
-                of_row[token] += 1
-        counts.append(of_row)
-    return counts
+    found = []
+    for prompt, response in rows:
+        whole, counts = torch.cat([prompt, response]), torch.ones_like(response)
+        for other, _ in rows:
+            size = min(len(whole), len(other))
+            common = int((whole[:size] == other[:size]).cumprod(0).sum())
+            counts[: max(0, common - len(prompt))] += 1
+        found.append(counts)
+    return found
