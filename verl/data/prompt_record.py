@@ -30,7 +30,7 @@ class PromptRecord:
     """Initial state of the environment as JSON, if the prompt contains an observation."""
 
     def observing(self, state: str, messages: Sequence[Mapping[str, Any]]) -> "PromptRecord":
-        """Return the record with the environment's initial state and with its first observation appended to the chat."""
+        """Return the record with the environment's initial state and its first observation appended to the chat."""
         return replace(self, state=state, messages=with_observation(self.messages, messages))
 
     @property
