@@ -110,7 +110,7 @@ BUDGETS = {
     "rank": 1223,
     "recipes": 1837,
     "rewards": 1820,
-    "rollout": 5195,
+    "rollout": 5189,
     "run": 2515,
     "single_controller": 1571,
     "spectral": 1650,

@@ -86,13 +86,13 @@ def silent(environments):
 def twice(environments):
     return [1.0, 2.0]
 
+def bare(environments):
+    return 1.0
+
 def infinite(environments):
     return [float("inf")]
 
 def blind(completions):
-    return [1.0]
-
-def by_tokens(environments, completion_ids):
     return [1.0]
 
 def hinted(environments, hint):
@@ -253,7 +253,6 @@ def test_functions_are_called_with_a_repeated_object(options):
             "blind",
             "mine.py:blind has no parameter environments; add it, or list the function in",
         ),
-        ("Counter", "by_tokens", "mine.py:by_tokens needs completion_ids, which is not passed; give it a default"),
         ("Guess", "reached", "mine.py:Guess' have no object to score; let step return rewards, or write a class"),
     ],
 )
@@ -273,7 +272,8 @@ def test_functions_without_their_column(options):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("twice", "twice returned 2 rewards for one conversation"),
+        ("twice", "returned [1.0, 2.0]; expected a list of one reward"),
+        ("bare", "returned 1.0; expected a list of one reward"),
         ("infinite", "returned the reward inf; expected None"),
     ],
 )

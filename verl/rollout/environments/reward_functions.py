@@ -20,27 +20,21 @@ FIELD = "rollout.multi_turn.reward_functions"
 PASSED = ("environments", "prompts", "completions")
 """Arguments of all functions, in addition to the columns of the data."""
 
-WITHHELD = ("completion_ids", "trainer_state", "log_extra", "log_metric")
-"""Arguments that TRL passes and environments do not have."""
-
 
 class RewardFunctions:
     """Weighted sum of reward functions.
 
     Raises:
-        ConfigError: If a function cannot be loaded, has no parameter ``environments``, or needs one of ``WITHHELD``.
+        ConfigError: If a function cannot be loaded or has no parameter ``environments``.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
         parts = [part for entry in entries for part in summands(entry)]
         self._parts = [(weight, f"{FIELD}: {path}", load_code(path, FIELD)) for weight, path in parts]
         for _, where, function in self._parts:
-            if "environments" not in _accepted(function, PASSED):
+            if "environments" not in _accepted(function, dict.fromkeys(PASSED)):
                 fix = "add it, or list the function in reward_score.custom_functions"
                 raise ConfigError(f"{where} has no parameter environments; {fix}{definition(function)}")
-            if needed := [name for name in _required(function) if name in WITHHELD]:
-                fix = "which is not passed; give it a default"
-                raise ConfigError(f"{where} needs {', '.join(needed)}, {fix}{definition(function)}")
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -65,10 +59,12 @@ class RewardFunctions:
         for weight, where, function in self._parts:
             with user_code(where):
                 returned = await awaited(function(**_accepted(function, arguments)))
-                rewards = list(returned)
-            if len(rewards) != 1:
-                raise ConfigError(f"{where} returned {len(rewards)} rewards for one conversation{definition(function)}")
-            total += weight * finite_reward(rewards[0], f"{where}{definition(function)}")
+            where += definition(function)
+            try:
+                (reward,) = returned
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{where} returned {returned!r:.80}; expected a list of one reward") from error
+            total += weight * finite_reward(reward, where)
         return total
 
 
@@ -89,13 +85,11 @@ def policy_message(turn: Turn) -> dict[str, Any]:
     return {"role": "assistant", "content": turn.text} | ({"tool_calls": calls} if calls else {})
 
 
-def _accepted(function: Callable[..., Any], arguments: Any) -> Any:
-    """Return the ``arguments``, a mapping or names, that a function accepts: all of them if it has ``**kwargs``."""
+def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``arguments`` that a function accepts, which are all of them if it has ``**kwargs``."""
     parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return arguments
-    kept = [name for name in arguments if name in parameters]
-    return {name: arguments[name] for name in kept} if isinstance(arguments, Mapping) else kept
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in arguments.items() if takes_all or name in parameters}
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
