@@ -1,7 +1,7 @@
 """Provides the Python interface: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
 
-Each run is a separate process, whose results are read from the run's folder. An interrupt or error ends the run but not
-the caller's process, which may be a notebook kernel.
+Each run is executed in a separate process, and its results are read from the run's folder. An interrupt or error ends
+the run but not the caller's process, which may be a notebook kernel.
 """
 
 import json
@@ -157,7 +157,7 @@ def _translated(words: Sequence[str], translation: Callable[[list[str]], list[st
 def _call(module: str, words: Sequence[str]) -> None:
     """Run an entry point in a separate process, and print its output.
 
-    The first interrupt is forwarded to the run, which ends as after Ctrl-C. A second interrupt kills the run.
+    The first interrupt stops the run as Ctrl-C would. A second interrupt kills the run.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module, *words],

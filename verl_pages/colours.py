@@ -4,7 +4,7 @@ CORRECT, WRONG = "#0072b2", "#d55e00"
 """Colours reserved for correct and wrong responses. Wrong responses are also drawn dashed or hollow."""
 
 COLOURS = ("#009e73", "#b5549a", "#8a6d00", "#5b4b8a", "#4d4d4d", "#8c2d4d", "#6b8e23", "#00808a")
-"""Colours for other curves. They have enough contrast on white and are safe for common forms of colour blindness."""
+"""Colours for other curves, chosen for contrast on white and for common forms of colour blindness."""
 
 SHAPES = ("circle", "square", "diamond", "triangle")
 """Marker shapes on pages."""

@@ -22,7 +22,7 @@ MEMORY_BYTES = 4 << 30
 """Memory limit for building a page, because even a file of a few kilobytes could decompress to any size."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option that sets the signal sent to this process when the thread that started it ends."""
+"""Linux ``prctl`` option for the signal that this process receives when its parent thread ends."""
 
 
 def main() -> None:

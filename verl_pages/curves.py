@@ -34,7 +34,7 @@ class Panel:
     about: str = ""
     """Description of the chart."""
     named: bool = False
-    """Whether even a single series needs a legend, because its label adds information to the title."""
+    """Whether to show a legend even for a single series, because its label adds information to the title."""
 
 
 PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": ".+", "source": ".+"}

@@ -49,9 +49,9 @@ def read_values(file: pq.ParquetFile) -> Values:
 def histograms(runs: Sequence[Sequence[tuple[int, Values]]]) -> list[dict[str, Any]]:
     """Return the histograms of several runs. Each run is a sequence of pairs (step, values).
 
-    All runs and steps in a figure share the same bins, so that their histograms can be compared. Each figure has
-    ``low`` and ``high``, the range of ``NUM_BINS`` equal bins, and ``runs``, a list of columns per run. A column is
-    ``[first step, last step, shares]`` with the share of responses in each bin in per mille.
+    All runs and steps in a figure share the same bins, so that their histograms can be compared. In each figure,
+    ``NUM_BINS`` equal bins cover the range from ``low`` to ``high``, and ``runs`` contains a list of columns per run. A
+    column is ``[first step, last step, shares]``, where ``shares`` is the per mille of responses in each bin.
     """
     found = []
     for name, (title, about) in FIGURES.items():

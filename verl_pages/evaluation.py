@@ -18,7 +18,7 @@ LIMITS = (
     Limits(800, 1),
     Limits(0, 0),
 )
-"""Limits on responses, from loosest to tightest. The page uses the loosest that make it small enough."""
+"""Limits on responses, from loosest to tightest. The page uses the loosest limits that make it small enough."""
 
 
 def build_page(

@@ -1,8 +1,8 @@
 """Renders self-contained HTML pages from templates, scripts, styles and data.
 
-Text from models, datasets and options is untrusted. In pages with scripts, such text is either ASCII JSON without
-``<``, ``>`` and ``&``, or compressed and encoded in base64. The scripts insert it as text nodes, and the template
-escapes all other text. The content security policy forbids any other scripts and any connections.
+Text from models, datasets and options is untrusted. Pages with scripts contain untrusted text either as ASCII JSON
+without ``<``, ``>`` and ``&``, or compressed and encoded in base64. Scripts insert this text as text nodes, and the
+template escapes all other text. The content security policy forbids any other scripts and any connections.
 """
 
 import base64
@@ -102,7 +102,7 @@ def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
 
 
 def _read(names: Sequence[str], suffix: str) -> str:
-    """Read style sheets or scripts without indentation and comments, which makes small pages a tenth smaller."""
+    """Read style sheets or scripts, and drop indentation and comments to make small pages a tenth smaller."""
     lines = [line.strip() for name in names for line in (ASSETS / f"{name}.{suffix}").read_text("utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 

@@ -22,7 +22,7 @@ def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
 
 
 def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
-    """Return a name for each group, which is the first run's name without the seed."""
+    """Name each group after its first run. Groups of several runs omit the seed and add the number of runs."""
     names = []
     for number in range(max(groups, default=-1) + 1):
         members = [run.name for run, group in zip(runs, groups, strict=True) if group == number]
@@ -34,7 +34,7 @@ def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
     """Return a name for each run, based on its experiment's name.
 
-    Options in which the runs differ are added to names that occur more than once, or the folder's name if necessary.
+    Duplicate names are extended by up to two differing options or, if necessary, by the name of the run's folder.
     """
     experiments = [(run.option("trainer.experiment_name") or "").strip() for run in runs]
     ways = [

@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError
 from verl.config.run_file import RUN_CONFIG, read_run_config
 
 METRICS, START, SUMMARY = "metrics.jsonl", "start.json", "summary.json"
-"""Files of a run with one JSON object per step, information about the last start, and the final results."""
+"""Files with a run's metrics (one JSON object per step), information about its last start, and its final results."""
 
 SAMPLES = "samples"
 """Folder with a Parquet file of samples for each saved training step or validation."""
@@ -36,13 +36,13 @@ MAX_DEPTH = 16
 """Maximum nesting depth of options."""
 
 MAX_VALUE = 400
-"""Maximum number of characters shown of an option's value."""
+"""Maximum displayed length of an option's value in characters."""
 
 MAX_STEP = 10**9
 
 
 class SampleFile(NamedTuple):
-    """File of samples. The sort order is by step and then by split, training before validation."""
+    """File of samples. Files are sorted by step and then by split, with training before validation."""
 
     step: int
     split: str

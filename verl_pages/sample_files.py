@@ -16,7 +16,7 @@ from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
-"""Maximum size in memory of a page's samples. If it is exceeded, the same prompts are omitted at all steps."""
+"""Maximum size in memory of a page's samples. If a page would exceed it, the same prompts are omitted at all steps."""
 
 MAX_FILES = 500
 """Maximum number of files to read per run and split. The files are evenly spaced over the steps."""
@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 8 << 30
 """Maximum size in memory of a file to read."""
 
 BATCH_ROWS = 256
-"""Number of rows of a file to read at a time."""
+"""Number of rows to read from a file at a time."""
 
 MAX_METRICS = 48
 """Maximum number of rank metric columns."""
@@ -68,7 +68,7 @@ COLUMN_TYPES = {
 NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
-"""Upper bounds of classes of relative changes in advantage due to rank shaping. The last class is unbounded."""
+"""Upper bounds of the classes of relative advantage changes due to rank shaping. The last class is unbounded."""
 
 CHANGE_NAMES = ("unchanged", "up to 5%", "up to 20%", "up to 50%", "above 50%")
 
@@ -83,7 +83,7 @@ class GatheredSamples:
     prefixes: list[str] = field(default_factory=list)
     """Names of the rank metrics that were measured on prefixes of at least one response."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
-    """For each run, one row per step, with the step and the share of responses in each class (see ``CHANGES``)."""
+    """For each run, one entry per step: the step and the fraction of responses in each class of ``CHANGES``."""
     values: list[list[tuple[int, Values]]] = field(default_factory=list)
     """For each run, pairs of a step and the rewards, lengths and advantages of its responses."""
     fraction: float = 1.0
@@ -174,7 +174,7 @@ def _raw_bytes(path: Path) -> int:
 def shown_truth(text: str) -> str:
     """Format a ground truth stored as JSON. Strings are unquoted, and null becomes an empty string.
 
-    Only the answer is shown of mappings with the key ``answer``, such as generated problems.
+    For mappings with the key ``answer``, such as generated problems, only the answer is shown.
     """
     try:
         truth = json.loads(text)
@@ -185,7 +185,7 @@ def shown_truth(text: str) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """Open a sample file, and check its size and that it has the columns ``NEEDED``."""
+    """Open a sample file, checking that it is not too large and contains the columns ``NEEDED``."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
@@ -245,7 +245,7 @@ def _row(values: Row) -> Row:
 
 
 def spoken(said: Any) -> str:
-    """Format a conversation, or its JSON, as text with frames around the environment's parts, or "" if malformed."""
+    """Format a conversation or its JSON as text, framing the environment's parts. Return "" if it is malformed."""
     try:
         parts = json.loads(said) if isinstance(said, str) else said
         return "".join(
@@ -256,7 +256,7 @@ def spoken(said: Any) -> str:
 
 
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
-    """Return the share of responses in each class of relative change in advantage (see ``CHANGES``).
+    """Return the fraction of responses in each class of relative advantage changes (see ``CHANGES``).
 
     Return None if the file has no finite nonzero advantages.
     """

@@ -26,7 +26,7 @@ ENTRY_BYTES = 600
 """Estimated size in bytes of a prompt's entry in the list, without its verdicts."""
 
 Row = dict[str, Any]
-"""Response as a mapping. It contains the strings ``response``, ``reason``, ``answer`` and ``extra``, the one-character
+"""Response as a mapping with the strings ``response``, ``reason``, ``answer`` and ``extra``, a one-character
 ``verdict`` ("c" for correct), ``truncated``, and metrics. The keys ``tokens``, ``token_logprobs``, ``token_entropies``,
 ``prefix_rows`` and ``prefixes`` are optional."""
 
@@ -103,7 +103,7 @@ def pack_all(
     first: int,
     room: int,
 ) -> PackedSamples:
-    """Pack all ``prompts`` with the loosest of ``limits`` for which they fit, or with the tightest if none suffices."""
+    """Pack all ``prompts`` with the loosest of ``limits`` that makes them fit, or with the tightest if none does."""
 
     def fits(choice: Limits) -> bool:
         return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)

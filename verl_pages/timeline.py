@@ -16,8 +16,8 @@ Span = tuple[float, float]
 def timeline(run: RunFolder) -> dict[str, Any]:
     """Return the timeline of a run's last steps, or an empty dict if the run samples no responses.
 
-    Each entry of ``steps`` contains the step number, its duration in seconds, and the spans in which engines and
-    trainer were busy. ``busy`` contains the fractions of the total time in which each of them was busy.
+    Each entry of ``steps`` contains a step's number, its duration in seconds, and the busy spans of engines and
+    trainer. ``busy`` contains the fractions of the total time in which each of them was busy.
 
     Only durations are logged, so start times are inferred from the order of phases in a step: sampling, learning,
     validation. Separate engines start sampling for the next step when the current step begins.

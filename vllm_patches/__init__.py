@@ -8,9 +8,9 @@ Every finished completion then contains the hidden states from which its tokens 
     out[0].outputs[0].hidden_states  # [num_tokens, num_layers, hidden]
 
 The options are documented in :class:`vllm_patches.options.CaptureOptions`. With
-``additional_config={"sampling_streams": True}``, an engine samples the tokens of each request from the random number
-stream that the request specifies (:mod:`vllm_patches.sampler`). README.md lists the supported features. This package
-depends only on vllm, torch, numpy, packaging and safetensors.
+``additional_config={"sampling_streams": True}``, each request may specify the random number stream from which its
+tokens are sampled (:mod:`vllm_patches.sampler`). README.md lists the supported features. This package depends only on
+vllm, torch, numpy, packaging and safetensors.
 """
 
 import functools
@@ -20,8 +20,8 @@ import functools
 def register() -> None:
     """Register the plugin. vLLM calls this entry point at least once in every process that it starts.
 
-    The entry point's group is ``vllm.general_plugins``. If the vLLM version is unsupported or lacks an attribute that
-    the plugin needs, engines that enable the plugin fail at startup with the reason, and nothing else is patched.
+    The entry point's group is ``vllm.general_plugins``. If the vLLM version is unsupported or lacks a required
+    attribute, engines that enable the plugin fail at startup with an explanation. Nothing else is patched in this case.
     """
     # Import vLLM lazily, because the streams are also used without it.
     import vllm

@@ -22,8 +22,8 @@ REDUCED = "reduced."
 """Keys of a result for the states of response and prompt, and the prefix of keys for the reducer's columns."""
 
 GATHERED_BYTES = 256 << 20
-"""Maximum size in bytes of the states that are copied out of the buffer at a time, on the device, to reduce or return
-them. The states of a single response may exceed this limit."""
+"""Maximum size in bytes of the device copy of buffered states that are reduced or returned at a time. The states of a
+single response may exceed this limit."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Request:
     finished: bool = False
     """Whether the engine has finished the request."""
     released: bool = False
-    """Whether the request's states have been taken or dropped."""
+    """Whether the request's states have been collected or discarded."""
 
 
 def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
@@ -71,7 +71,7 @@ def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsiz
 
 
 class HiddenStateCapture:
-    """Storage for the hidden states of one worker's requests until the states are taken or dropped."""
+    """Storage for the hidden states of one worker's requests until they are collected or discarded."""
 
     def __init__(self, options: CaptureOptions, buffer: RowBuffer) -> None:
         self.options = options
@@ -98,7 +98,7 @@ class HiddenStateCapture:
             self._batch = None
 
     def finish(self, request_id: str) -> None:
-        """Mark a request as finished by the engine. The request's states are kept until they are taken or dropped."""
+        """Mark a request as finished by the engine. Its states are kept until they are collected or discarded."""
         request = self._requests.get(request_id)
         if request is not None:
             request.finished = True
@@ -126,9 +126,9 @@ class HiddenStateCapture:
                 scheduling may have computed more.
 
         Returns:
-            A dictionary per request. Depending on the options, it has ``states [num_tokens, num_layers, hidden]`` or
-            the reducer's columns, ``reduced.<name>``, and ``prompt [prompt_length, num_layers, hidden]``, with NaN in
-            rows that were not computed because they were in the prefix cache.
+            A dictionary per request. Depending on the options, it contains ``states [num_tokens, num_layers, hidden]``
+            or the reducer's columns, ``reduced.<name>``, and ``prompt [prompt_length, num_layers, hidden]``. Rows of
+            ``prompt`` in the prefix cache are NaN because they were not computed.
 
         Raises:
             RuntimeError: If a state of a response is missing, which means that states are misaligned.
@@ -168,7 +168,7 @@ class HiddenStateCapture:
         self.buffer.clear()
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """Return how many of the first requests fit into ``GATHERED_BYTES`` together, which is at least 1."""
+        """Return how many of the first requests fit into ``GATHERED_BYTES`` together, but at least 1."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -200,7 +200,7 @@ class HiddenStateCapture:
             del self._requests[request_id]
 
     def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ``owner`` of each request in a step and the bounds of its range ``read``, all int64 [R].
+        """Return each request's ``owner`` and the bounds of its ``read`` range as three int64 arrays of shape [R].
 
         The result is cached because most steps have the same requests as the previous step.
         """

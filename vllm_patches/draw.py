@@ -1,6 +1,6 @@
 """Samples tokens by inverse transform sampling, with one uniform random number per token.
 
-Legend: B rows, V = vocabulary size. The number of operations is independent of B, and none waits for the device.
+Legend: B tokens, V = vocabulary size. The number of operations is independent of B, and none waits for the device.
 """
 
 import torch
@@ -13,9 +13,9 @@ BLOCK = 512
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw tokens [B] int64, each with probability ``weights / weights.sum()``.
 
-    A cumulative sum over the whole vocabulary would be inaccurate in float32 (on a GPU, not even monotonic), and in
-    float64 would need several times the memory of the distribution. Instead, the function draws a block of tokens, and
-    then a token in the block. Tokens with weight 0 are never drawn. For rows with NaN, an arbitrary token is returned.
+    The function first draws a block of tokens and then a token in the block. A cumulative sum over the whole vocabulary
+    would be inaccurate in float32 (on a GPU, not even monotonic). In float64, it would need several times the memory of
+    the distribution. Tokens with weight 0 are never drawn. For rows with NaN, an arbitrary token is returned.
 
     Args:
         weights: Unnormalized probabilities, [B, V] float32, at least 0.
@@ -38,7 +38,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Find the entry at which each row's cumulative sum [B, N] exceeds ``uniforms`` times the row's total.
 
-    Return the index of the entry, which has a positive weight, and the remainder as a uniform number in [0, 1].
+    The entry has a positive weight. Return its index, and the remainder as a uniform number in [0, 1].
     """
     cumulative = weights.cumsum(dim=-1)
     # Due to rounding, the sum may differ from the total at the last positive weight, and change at a weight of 0.

@@ -1,8 +1,8 @@
 """Attaches hidden states to an engine's finished outputs in the user's process.
 
-Every request has a :class:`StateHandle`, which is passed to its final output regardless of whether the request ends at
-a limit, at a stop string or by an abort. Before the user receives the final output, the states are collected through
-vLLM's ``collective_rpc``. The states of an abandoned request are released when its handle is garbage-collected.
+Every request has a :class:`StateHandle`. It is passed to the final output, whether the request ends at a limit, at a
+stop string or by an abort. Before the user receives the final output, the states are collected through vLLM's
+``collective_rpc``. The states of an abandoned request are released when its handle is garbage-collected.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from vllm_patches.resume import num_read, num_resumed, restore_response
 from vllm_patches.sampler import check_streams, child_params
 
 COLLECTED_AT_ONCE = 64
-"""Number of responses whose states are collected together while outputs are deferred. Reducers receive such batches."""
+"""Maximum number of deferred responses whose states are collected in one batch. Reducers receive these batches."""
 
 
 class StateHandle:
@@ -125,7 +125,7 @@ class StateCollector:
             self._receive(some, self._take(some))
 
     def _take(self, handles: list[StateHandle]) -> Any:
-        """Call ``take_hidden_states`` on all workers and return their replies, as an awaitable for an ``AsyncLLM``."""
+        """Call ``take_hidden_states`` on all workers and return the replies (for an ``AsyncLLM``, an awaitable)."""
         engine = self._engine()
         assert engine is not None, "outputs come from an engine"
         abandoned = self._abandoned[:]
@@ -177,7 +177,7 @@ def _attach_states(outputs: Iterable[Any]) -> None:
 
 
 def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
-    """Merge the prompt states of several samples, each of which lacks rows that were in the prefix cache."""
+    """Merge several samples' prompt states, filling in rows that are NaN because of prefix caching."""
     if not prompts:
         return None
     merged, *others = prompts

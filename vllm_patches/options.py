@@ -19,8 +19,8 @@ RANKS = ("all", "first")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Reducer = Callable[[list[Tensor]], Any]
-"""Function that receives a list with the states ``[num_tokens, num_layers, hidden]`` of finished responses and returns
-a dictionary of columns, i.e. tensors with one entry per response or per token."""
+"""Function that maps a list of finished responses' states to a dictionary of columns. States have the shape
+``[num_tokens, num_layers, hidden]``, and columns are tensors with one entry per response or per token."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class CaptureOptions:
     max_bytes: int = 1 << 30
     """Maximum size of each worker's device buffer in bytes. A full buffer moves its oldest rows to host memory."""
     ranks: str = "all"
-    """Tensor-parallel ranks that return states, ``all`` or only the ``first``, if an external launcher started each
-    rank as a separate engine. Without an external launcher, the first rank returns the states."""
+    """Tensor-parallel ranks that return states (``all`` or ``first``) if an external launcher started each rank as a
+    separate engine. Without an external launcher, only the first rank returns states."""
     reducer: str | None = None
     """Import path ``module:function`` of a :data:`Reducer` that runs on the device. The result replaces the states."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reducer. The values are JSON values."""
     workspace: str | None = None
-    """Import path ``module:function`` of a function that returns how many bytes of device memory the reducer needs in
-    addition to the states. It receives the maximum response length in tokens, the number of layers, the hidden size,
-    and ``reducer_options`` as keyword arguments. The memory is reserved when vLLM sizes the KV cache."""
+    """Import path ``module:function`` of a function that returns the reducer's additional device memory in bytes. It
+    receives the maximum response length in tokens, the number of layers, the hidden size, and ``reducer_options`` as
+    keyword arguments. The memory is reserved when vLLM sizes the KV cache."""
 
     @classmethod
     def parse(cls, additional_config: Any) -> "CaptureOptions | None":

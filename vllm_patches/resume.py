@@ -2,7 +2,7 @@
 
 A resumed request's prompt consists of all tokens so far. ``SamplingParams.extra_args`` contains the number of tokens at
 its end that belong to the response. The engine recomputes these tokens, so all hidden states of the response come from
-the same weights. They count as response tokens, so stop strings, outputs and states cover the whole response.
+the same weights. Recomputed tokens are response tokens, so stop strings, outputs and states cover the whole response.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def cut(engine: Any) -> list[CutResponse]:
 def resume_args(num_tokens: int, num_read: int | None = None) -> dict[str, int]:
     """Return the ``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response.
 
-    ``num_read`` is the number of tokens at the end of the prompt whose hidden states are wanted. The default is
+    ``num_read`` is the number of tokens at the end of the prompt whose hidden states are needed. The default is
     ``num_tokens``. Larger values include earlier turns of a conversation.
     """
     return {KEY: num_tokens, READ: num_tokens if num_read is None else num_read}

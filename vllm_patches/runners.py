@@ -1,7 +1,7 @@
 """Converts the step that a vLLM model runner has just computed to a common format for both model runners.
 
-Both runners keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``. The batch
-that a runner prepares for a step contains all other information.
+Both runners keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``. All other
+information comes from the batch that a runner prepares for each step.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class LayerSelection:
     """
 
     def __init__(self, layers: tuple[int, ...], num_layers: int) -> None:
-        """Select ``layers``, given as nonnegative indices. ``num_layers - 1`` is the state after the final norm."""
+        """Select ``layers`` by their nonnegative indices. ``num_layers - 1`` is the state after the final norm."""
         self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
         self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
 
@@ -73,8 +73,8 @@ def _read_v1(runner: Any, layers: LayerSelection) -> Step:
 def _read_v2(runner: Any, layers: LayerSelection) -> Step:
     """Read the step of ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
 
-    A sampled token is kept only if the step completes the prefill (``prefill_len_np``), which includes the prompt and,
-    after a preemption, the response so far.
+    A sampled token is kept only if the step completes the prefill (``prefill_len_np``). After a preemption, the prefill
+    includes the response so far.
     """
     state = runner.execute_model_state
     batch = state.input_batch

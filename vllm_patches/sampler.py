@@ -1,12 +1,12 @@
-"""Samples from random number streams, vectorized over all rows of a step.
+"""Samples tokens from random number streams, vectorized over all requests of a step.
 
 With vLLM's option for reproducible responses, ``SamplingParams.seed``, each request has a generator, and the sampler
-loops over the rows in Python. With streams, one random number determines a row's token. This number is computed from
-the request's stream and the token's position in the sequence. Given equal logits, the result does not depend on
-batching, chunking, preemption or prefix caching.
+loops over the rows in Python. With streams, one random number determines each token. This number is computed from the
+request's stream and the token's position in the sequence. Given equal logits, the result does not depend on batching,
+chunking, preemption or prefix caching.
 
 The sampling kernel of vLLM's second model runner already computes random numbers from seed and position. With this
-runner, the stream serves as the seed, and vLLM samples the tokens, which thus differ from the first runner's.
+runner, vLLM samples the tokens with the stream as the seed. They therefore differ from the first runner's tokens.
 """
 
 import copy

@@ -27,7 +27,7 @@ def substream(stream: int, number: int) -> int:
 
 
 def uniforms(streams: Any, positions: Any) -> NDArray[np.float64]:
-    """Return uniform numbers in [0, 1) with 53 random bits, given broadcastable arrays of streams and positions."""
+    """Return uniform numbers in [0, 1) with 53 random bits for broadcastable arrays of streams and positions."""
     bits = _derive(np.asarray(streams, dtype=np.uint64), np.asarray(positions).astype(np.uint64))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

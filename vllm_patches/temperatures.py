@@ -1,4 +1,4 @@
-"""Temperatures that depend on the position in the response, vectorized over all rows of a step.
+"""Temperatures that depend on the position in the response, vectorized over all requests of a step.
 
 A request provides a table of temperatures in ``SamplingParams.extra_args``. Entry t applies to token t of the response,
 and the last entry to all later tokens. The table index is derived from the position in the sequence, so it is not
@@ -49,7 +49,7 @@ class TemperatureTables:
         return np.where(slots < 0, np.float32(np.nan), values)
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Enlarge the array. Tables keep their slots, and their last entry is repeated."""
+        """Enlarge the array. Tables keep their slots, and each table's last entry fills the new columns."""
         have = self._entries.shape
         if rows > have[0] or columns > have[1]:
             grown = np.ones((max(2 * rows, have[0]), max(columns, have[1])), dtype=np.float32)

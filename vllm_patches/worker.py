@@ -45,11 +45,11 @@ def install() -> None:
 def take_hidden_states(
     worker: Any, requests: list[tuple[str, int]], abandoned: list[str], as_bytes: bool
 ) -> list[dict[str, Tensor]] | list[bytes] | str | None:
-    """Return the states of ``requests``, given as (id, number of tokens), and release the states of ``abandoned``.
+    """Return the states of ``requests``, pairs of id and number of tokens, and release the states of ``abandoned``.
 
     All workers are called, but workers without states return None. With ``as_bytes``, the tensors of each request are
-    serialized with safetensors to pass them between processes. Errors are returned as text, because an exception would
-    leave the replies of other workers unread, and the next call would mistake them for its own.
+    serialized with safetensors to pass them between processes. Errors are returned as text. An exception would leave
+    the replies of other workers unread, and the next call would receive these replies.
     """
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
@@ -67,10 +67,10 @@ def take_hidden_states(
 
 
 def hidden_states_memory(worker: Any) -> dict[str, int] | None:
-    """Return a worker's memory use for hidden states, or None if it keeps none, for calls by ``collective_rpc``.
+    """Return a worker's memory use for hidden states, or None if it keeps none. Called through ``collective_rpc``.
 
-    The result contains the number of requests and of rows, the current and peak bytes on the device and (for spilled
-    rows) on the host, and the device bytes reserved for states and the reducer when vLLM sizes the KV cache.
+    The result contains the numbers of requests and rows, and current and peak bytes on the device and (for spilled
+    rows) on the host. vLLM keeps ``reserved_bytes`` on the device for states and reducer when sizing the KV cache.
     """
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
@@ -115,8 +115,8 @@ def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Ca
 def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     """Make a runner record its steps. Return the capture, or None if another tensor-parallel rank keeps the states.
 
-    This relies on the lists of new and finished requests in the scheduler's output. Some runners also list requests
-    that resume after a preemption as new.
+    This relies on the lists of new and finished requests in the scheduler's output. Some runners list a request as new
+    again when it resumes after a preemption.
 
     Raises:
         RuntimeError: If this version of vLLM lacks an attribute that the capture relies on.
@@ -177,7 +177,7 @@ def _check_last_state(runner: Any) -> None:
 def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
     """Make the model return the inputs of ``layers`` in addition to its result, using the EAGLE-3 interface.
 
-    If ``use_aux_hidden_state_outputs`` is set, the runner must unpack the pair. The model must not be compiled yet.
+    A runner with ``use_aux_hidden_state_outputs`` must unpack the pair. The model must not be compiled yet.
     """
     model = runner.get_model()
     supported: bool = supports_eagle3(model)  # a variable, so that its type guard does not narrow the model to a class

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Terms = tuple[Tensor, Tensor]
-"""Terms of a divergence and weights w of its gradient, both [..., E]. The sum of the terms over events is the
+"""Terms of a divergence and weights w of its gradient, both of shape [..., E]. The sum of the terms over events is the
 divergence in nats. The sum of w grad log p is the divergence's gradient with respect to the student's parameters."""
 
 

@@ -1,16 +1,16 @@
-"""Per-token estimators of KL(policy || reference), the KL penalty on rewards, and the controller of its coefficient.
+"""Per-token estimators of KL(policy || reference), the KL penalty on rewards, and controllers for its coefficient.
 
 The estimators follow Schulman 2020, "Approximating KL divergence", and have the same names as in veRL. Estimators map
 ``logprobs [B, R]`` and ``ref_logprobs [B, R]`` in nats to ``[B, R]`` and are differentiable in ``logprobs``.
 
-In a loss, the gradient of an estimator matters rather than its value. On policy, with x = log p - log p_ref, the
-gradient of the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1
-is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which approximates x grad log p only for
-small x. The mean gradient of ``abs`` equals the gradient of the sum of |p - p_ref| over the vocabulary. The suffix
-``+`` combines the value of an estimator with the gradient of k2 (straight-through).
+When an estimator is used as a loss, only its gradient matters. On policy, with x = log p - log p_ref, the gradient of
+the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1 is grad log
+p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which approximates x grad log p only for small x.
+The mean gradient of ``abs`` equals the gradient of the sum of |p - p_ref| over the vocabulary. The suffix ``+``
+combines the value of an estimator with the gradient of k2 (straight-through).
 
 The penalty and the controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
-1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference), with a fixed or adaptive coef.
+1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference), where coef is fixed or adaptive.
 """
 
 import math
@@ -24,7 +24,7 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios in ``low_var_kl`` and :func:`kl_loss` are clamped to [-20, 20], so that exp stays finite."""
 
 MAX_LOW_VAR_KL = 10.0
-"""Upper bound of ``low_var_kl``, as in veRL. The bound keeps outliers (tokens about 13 times as likely under the
+"""Upper bound on ``low_var_kl``, as in veRL. The bound keeps outliers (tokens about 13 times as likely under the
 reference) from dominating a batch. Beyond the bound, the gradient is 0."""
 
 ERROR_LIMIT = 0.2
@@ -107,7 +107,7 @@ def kl_loss(
 
 
 class KLController:
-    """Controller of the KL penalty's coefficient, which is in units of reward per nat.
+    """Controller for the KL penalty coefficient, in units of reward per nat.
 
     A ``fixed`` coefficient is constant. An ``adaptive`` coefficient steers the KL towards the target with the update
     coef <- coef (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is
@@ -126,7 +126,7 @@ class KLController:
         self.coef, self.target, self.horizon = float(coef), float(target), float(horizon)
 
     def update(self, current_kl: float, num_steps: float) -> None:
-        """Adapt the coefficient to a batch with mean KL ``current_kl`` and ``num_steps`` responses.
+        """Update the coefficient for a batch with mean KL ``current_kl`` and ``num_steps`` responses.
 
         Raises ``ValueError`` if ``current_kl`` is NaN, or if ``num_steps`` is not in (0, horizon / 0.2), the range in
         which the coefficient stays positive. The coefficient then remains unchanged.

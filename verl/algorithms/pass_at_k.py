@@ -58,9 +58,9 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Return, for each of n samples in ascending order, the probability of being the highest of k drawn samples.
+    """Return the probability that the i-th lowest of n samples is the highest of k drawn samples, for i = 1, ..., n.
 
-    For the i-th sample (from 1), this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
+    This probability is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` unless 1 <= k <= n.
     """
     if not 1 <= k <= n:
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({n})")

@@ -176,7 +176,7 @@ def mean_rollout_weight(
 
 
 def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return the divergence that the rule ``name`` bounds, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
+    """Return the divergence bounded by the rule ``name``, with shape ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
     level, _, kind = name.rpartition("_")
     log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).double(), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = {"k1": -log_ratio, "k2": 0.5 * log_ratio.square(), "k3": log_ratio.expm1() - log_ratio}[kind]

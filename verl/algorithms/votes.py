@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from verl.algorithms.pass_at_k import nan_lowest
 
 DRAWS = 4096
-"""Maximum number of simulated votes per problem and k. Their standard error is at most 0.008 per problem, far below the
-sampling error of the responses."""
+"""Maximum number of simulated votes per problem and k. The simulation's standard error is at most 0.008 per problem,
+far below the sampling error of the responses."""
 
 SEED = 0
 
@@ -25,9 +25,9 @@ ROUNDING = 1e-9
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
     """Return the probability that a vote among k samples drawn without replacement elects the correct answer.
 
-    Every sample votes for the class of its answer. Ties are broken at random. Without votes, no answer is elected. The
-    probability is averaged over all subsets of k samples, or over ``DRAWS`` seeded random subsets if there are more.
-    Raises ``ValueError`` if k is out of range.
+    Every sample votes for the class of its answer. Ties are broken at random. If no sample votes, no answer is elected.
+    The probability is averaged over all subsets of k samples, or over ``DRAWS`` seeded random subsets if there are
+    more. Raises ``ValueError`` if k is out of range.
 
     Args:
         classes: class id of each sample, equal for equivalent answers. A negative id marks a sample without an answer,
@@ -46,7 +46,7 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """Return the share of votes that a class of ``supporters`` samples wins against classes of sizes ``rivals``."""
+    """Return the probability that a class of ``supporters`` samples wins a vote against classes of sizes ``rivals``."""
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
         draws = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))

@@ -1,7 +1,7 @@
 """Runs an analysis, from a validated config to tables, correlations, figures and an HTML page.
 
-Responses are generated and stored as in an evaluation. The model then runs a forward pass over its responses, and its
-workers reduce hidden states and vocabulary distributions to metrics.
+Responses are generated and stored as in an evaluation. Workers then run a forward pass of the model over its responses,
+and reduce hidden states and vocabulary distributions to metrics.
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ def run_analysis(config: AnalysisConfig) -> None:
 
 
 def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Problem]]:
-    """Return the name of a file in veRL's format or of a hub dataset, and its first ``data.max_problems`` prompts.
+    """Return the name and the first ``data.max_problems`` prompts of a file in veRL's format or a hub dataset.
 
     Raises ``ConfigError`` if the file cannot be read, or if a prompt is not a single user turn or has no verifier.
     """
@@ -110,7 +110,7 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
 def _measure(
     job: Job, stores: Mapping[EvaluationTask, SampleStore], config: AnalysisConfig
 ) -> dict[EvaluationTask, dict[int, MeasuredPrompt]]:
-    """Return the policy's measurements of each task's responses, computing only missing measurements."""
+    """Return the policy's measurements of each task's responses, computing only those that are missing."""
     session = job.session
     on_cpu = session.device_type == "cpu"
     results: dict[EvaluationTask, dict[int, MeasuredPrompt]] = {}

@@ -66,8 +66,8 @@ def correlation_table(
 ) -> pd.DataFrame:
     """Return a table with one row for each pair of columns and each group of rows of ``frame``.
 
-    The columns include ``count``, the number of rows where the pair and ``length`` are finite, and ``COEFFICIENTS``
-    with intervals. Undefined values are NaN, including all intervals if there is only one prompt.
+    The table contains ``COEFFICIENTS`` with intervals, and ``count``, the number of rows where the pair and ``length``
+    are finite. Undefined values are NaN, including all intervals if there is only one prompt.
 
     Args:
         frame: Table with a column ``prompt_id``.

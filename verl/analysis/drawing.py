@@ -1,4 +1,4 @@
-"""Helpers for drawing the figures of an analysis, with their style, panels, legends and files."""
+"""Helpers for drawing the figures of an analysis: styles, panels, legends and files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[st
 
 
 def panels(figure: Figure, names: Sequence[str], width: float, height: float) -> Iterator[tuple[Axes, str]]:
-    """Yield each name with its axes of ``width`` x ``height`` inches, which have the display name as a title."""
+    """Create axes of ``width`` x ``height`` inches for each name, titled with its display name, and yield both."""
     columns = min(MAX_COLUMNS, len(names))
     lines = -(-len(names) // columns)
     figure.set_size_inches(width * columns + 0.4, height * lines + 0.8)
@@ -80,7 +80,7 @@ def panels(figure: Figure, names: Sequence[str], width: float, height: float) ->
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return the colour and marker of the line with the 0-based index ``number``. The first 64 styles are distinct."""
+    """Return the colour and marker of the line with index ``number``, from 0. The first 64 styles are distinct."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],

@@ -1,8 +1,8 @@
 """Computes how well metrics of response prefixes distinguish correct from wrong responses.
 
-The measure is the area under the ROC curve (AUC), the probability that a metric is higher for a correct response than
-for a wrong one, where ties count half. The pooled AUC compares responses to any prompts. The AUC within prompts
-compares only responses to the same prompt, so it does not depend on the difficulty of prompts.
+The area under the ROC curve (AUC) is the probability that a metric is higher for a correct response than for a wrong
+one, with ties counted as half. The pooled AUC compares responses across all prompts. The within-prompt AUC compares
+only responses to the same prompt, so it does not depend on how difficult the prompts are.
 
 Shapes: N responses, J prefixes of a response, P prompts, D draws.
 """
@@ -30,12 +30,12 @@ SHARES = tuple(tenths / 10 for tenths in range(1, 11))
 """Lengths of the analysed prefixes as fractions of the response length."""
 
 MIN_EACH = 10
-"""Minimum number of correct and of wrong responses for an AUC, and of prompts with both for an AUC within prompts."""
+"""Minimum number of correct and of wrong responses for an AUC, and of prompts with both for a within-prompt AUC."""
 
 RESPONSE = ["prompt_id", "rollout_id"]
 
 LENGTH = "response_length"
-"""Metric that is evaluated only at shares, because a share of a response, unlike a position, reveals its length."""
+"""Metric evaluated only at shares of the response, because a token position does not reveal the response length."""
 
 COLUMNS = (
     *(*MODEL, "by", "at", "metric", "responses", "correct", "mean_length", "prompts", "mixed_prompts"),
@@ -46,10 +46,10 @@ COLUMNS = (
 def early_table(config: AnalysisConfig, courses: pd.DataFrame) -> pd.DataFrame:
     """Return the AUC of each metric as a predictor of correctness, measured on prefixes of the responses.
 
-    Each prefix ends either at a share of the response's tokens or at a token position. The positions start at
-    ``calculator.diff_stride`` and double each time. Only responses longer than a position are included there. Shares
-    and positions with fewer than ``MIN_EACH`` correct or wrong responses are omitted. The table is empty if no prefixes
-    that start at the first token were measured.
+    Each prefix ends at a share of the response's tokens or at a fixed token position. The positions start at
+    ``calculator.diff_stride`` and double each time. At each position, only longer responses are included. Shares and
+    positions with fewer than ``MIN_EACH`` correct or wrong responses are omitted. The table is empty unless prefixes
+    starting at the first token were measured.
 
     Args:
         courses: Metrics along responses, as in ``courses.parquet``.
@@ -82,7 +82,7 @@ def _points(calculator: CalculatorConfig, courses: pd.DataFrame, draws: int, see
 
 
 def _shares(calculator: CalculatorConfig, length: Places, end: int) -> Iterator[tuple[str, float, Places]]:
-    """Yield each share with the column of each response's longest prefix within it, ``[N]``, or -1 without one."""
+    """Yield each share and the column ``[N]`` of each response's longest prefix within that share (-1 if none)."""
     for share in SHARES:
         # The smallest error of rounding would make 0.3 of 10 tokens less than 3.
         tokens = np.floor(share * length + 1e-9).astype(np.int64)
@@ -91,7 +91,7 @@ def _shares(calculator: CalculatorConfig, length: Places, end: int) -> Iterator[
 
 
 def _positions(calculator: CalculatorConfig, length: Places, end: int) -> Iterator[tuple[str, float, Places]]:
-    """Yield each position with the column of its prefix, ``[N]``, or -1 for responses that are not longer."""
+    """Yield each position and the column ``[N]`` of each longer response's prefix, or -1 for all other responses."""
     strides = 1
     while strides <= end:
         tokens = strides * calculator.diff_stride
@@ -100,10 +100,10 @@ def _positions(calculator: CalculatorConfig, length: Places, end: int) -> Iterat
 
 
 def prefix_metrics(calculator: CalculatorConfig, courses: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Array]]:
-    """Return the responses, and the values ``[N, J + 1]`` of each metric after 1, ..., J strides and at the end.
+    """Return a table of responses, and each metric's values ``[N, J + 1]`` after 1, ..., J strides and at the end.
 
-    Every value describes the whole prefix. Entropy is averaged over its tokens, and velocity and acceleration are
-    computed from all prefixes up to it. Values are NaN where a response has ended or has too few prefixes.
+    Each value describes a whole prefix. Entropy is averaged over the prefix's tokens, and velocity and acceleration are
+    computed from all prefixes up to that one. Values are NaN where a response has ended or has too few prefixes.
     """
     by_response, tokens = courses.groupby(RESPONSE), courses["tokens"]
     responses = by_response.agg(correctness=("correctness", "first"), response_length=("tokens", "max")).reset_index()
@@ -135,7 +135,7 @@ def prefix_metrics(calculator: CalculatorConfig, courses: pd.DataFrame) -> tuple
 
 
 def auc_figures(values: Array, correct: Bools, prompts: Places, draws: int, seed: int) -> dict[str, float]:
-    """Return ``mixed_prompts``, the pooled AUC (``auc``) and the AUC within prompts (``within``), with 95% intervals.
+    """Return ``mixed_prompts``, the pooled AUC (``auc``) and the within-prompt AUC (``within``), with 95% intervals.
 
     Intervals are percentiles of a bootstrap over prompts. The AUC within prompts is NaN if fewer than ``MIN_EACH``
     prompts have both correct and wrong responses. Intervals are NaN if there is only one prompt.

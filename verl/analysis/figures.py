@@ -87,7 +87,7 @@ def draw_figures(
 
 
 def _panel_columns(config: AnalysisConfig) -> list[str]:
-    """Return the response metrics shown in panels: rank metrics of ``analysis.layer``, and token metrics."""
+    """Return the response metrics shown in panels: the rank metrics of ``analysis.layer`` and the token metrics."""
     tokens = ("avg_log_probs", "avg_logits_entropy", "response_entropy", "response_confidence")
     return [*config.calculator.metric_names, *tokens, "n_gram_repetition_rate", "response_length", "reflection_words"]
 
@@ -277,6 +277,6 @@ def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:
 
 
 def _verdict_legend(figure: Figure, looks: Sequence[dict[str, Any]]) -> None:
-    """Add a legend for correct and wrong responses, drawn in the styles ``looks``."""
+    """Add a legend for correct and wrong responses with the line styles ``looks``."""
     pairs = zip(VERDICTS, looks, strict=True)
     bottom_legend(figure, [Line2D([], [], label=f"{verdict.name} responses", **look) for verdict, look in pairs])

@@ -1,7 +1,7 @@
 """Measures stored responses in a forward pass of the policy, and stores the measurements of each prompt.
 
-The first line of ``measures.jsonl`` contains the settings that the measurements depend on. Each later line contains the
-measurements for one prompt, so that an interrupted analysis can resume.
+The first line of ``measures.jsonl`` contains the settings that the measurements depend on. Each subsequent line
+contains the measurements for one prompt, so that an interrupted analysis can resume.
 """
 
 import json
@@ -51,7 +51,7 @@ class MeasureFile(RecordFile[StoredMeasurement]):
 
 
 def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
-    """Return all inputs of the measurements except the prompts and responses."""
+    """Return the settings that the measurements depend on, excluding the prompts and responses."""
     model = config.policy.model_config("model", config.rollout.trust_remote_code, on_cpu)
     how = {"param_dtype": model.param_dtype, "attn_implementation": model.attn_implementation}
     calculator = asdict(measuring(config))
@@ -64,7 +64,7 @@ def measuring(config: AnalysisConfig) -> CalculatorConfig:
 
 
 def prompts_of(task: EvaluationTask, store: SampleStore, n: int) -> list[PromptResponses]:
-    """Return the task's answered prompts with their first ``n`` responses."""
+    """Return the task's answered prompts, each with its first ``n`` responses."""
     return [
         PromptResponses(i, list(task.prompts[i]), [store.samples[i, j].token_ids for j in range(n)])
         for i in store.answered

@@ -1,9 +1,9 @@
 """Pure functions for token and word metrics of responses and for similarities between them. Logarithms are natural.
 
 A response's distribution is the relative frequency of each token in the response, including the end-of-sequence token.
-For stacked responses, the token counts are added up. Similarities are ROUGE F1 on tokens and on words, and Levenshtein
-similarity on tokens. Words are tokenized and stemmed with the ``rouge-score`` package. The longest common subsequence
-is computed by rapidfuzz, which gives identical results hundreds of times faster than ``rouge-score``.
+For stacked responses, token counts are summed over the responses. Similarities are ROUGE F1 on tokens and on words, and
+Levenshtein similarity on tokens. Words are tokenized and stemmed with the ``rouge-score`` package. The longest common
+subsequence is computed by rapidfuzz, which gives identical results hundreds of times faster than ``rouge-score``.
 """
 
 import math
@@ -33,7 +33,7 @@ def token_shares(tokens: Tokens) -> dict[int, float]:
 def frequency_entropy(tokens: Tokens) -> float:
     """Return the entropy of the response's token distribution, or 0 for an empty response.
 
-    The paper's release also reports it as the mean of -log(share) over the response's tokens, which has the same value.
+    The paper's release also reports the mean of -log(share) over the response's tokens, which has the same value.
     """
     return float(entropy(list(Counter(tokens).values()))) if tokens else 0.0
 
@@ -86,7 +86,7 @@ def _aligned(p: Mapping[int, float], q: Mapping[int, float]) -> tuple[np.ndarray
 
 
 def count_words(text: str, wanted: Sequence[str]) -> int:
-    """Count case-insensitive matches of whole words and phrases. Of overlapping matches, only the longest counts."""
+    """Count case-insensitive matches of whole words and phrases. If matches overlap, only the longest is counted."""
     return len(_pattern(tuple(wanted)).findall(text)) if wanted else 0
 
 
@@ -102,7 +102,7 @@ def words(text: str) -> list[str]:
 
 
 def rouge_n(a: Items, b: Items, n: int) -> float:
-    """Return the F1 score of n-grams shared by two sequences, or 0 if either has none."""
+    """Return the n-gram F1 score of two sequences, or 0 if either has no n-grams."""
     counts = [Counter(tuple(items[i : i + n]) for i in range(len(items) - n + 1)) for items in (a, b)]
     total = counts[0].total() + counts[1].total()
     return 2 * (counts[0] & counts[1]).total() / total if total else 0.0

@@ -45,13 +45,13 @@ FILES = {
 }
 
 MODEL = ["run", "step", "benchmark", "temperature"]
-"""Columns that identify a model and benchmark. Correlations and figures are computed separately for each pair."""
+"""Columns that identify a model and benchmark, for which correlations and figures are computed separately."""
 
 PLACE = (*MODEL, "prompt_id", "rollout_id", "data_source")
-"""Columns that identify a row. As in the paper's release, ``rollout_id`` is -1 in rows of prompts."""
+"""Columns that identify a row. As in the paper's release, ``rollout_id`` is -1 in the prompt table."""
 
 TEXTS = ("question", "response")
-"""Columns that are written only to Parquet, since workbook cells limit text length and may be parsed as formulas."""
+"""Columns written only to Parquet, since workbook cells have a maximum length and may be parsed as formulas."""
 
 CELL = 32_767
 """Maximum number of characters in a workbook cell."""
@@ -81,7 +81,7 @@ def rank_columns(config: AnalysisConfig) -> dict[str, tuple[str, int]]:
 
 
 def column(config: AnalysisConfig, place: int, name: str) -> str:
-    """Return the column name of a rank metric for the layer at index ``place`` in ``calculator.layers``."""
+    """Return the column name of a rank metric for the layer ``calculator.layers[place]``."""
     return name if place == config.layer_place else f"layer_{place + 1}/{name}"
 
 
@@ -156,7 +156,7 @@ def prompt_row(
 
 
 def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
-    """Return the rows of ``table`` that have the values ``place`` in the columns ``MODEL``."""
+    """Return the rows of ``table`` whose ``MODEL`` columns have the values ``place``."""
     return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
 
 

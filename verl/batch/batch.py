@@ -199,7 +199,7 @@ class Batch(Columns):
         self._columns[name], self._kinds[name] = values, kind
 
     def columns(self, *names: str) -> Self:
-        """Return the same episodes with only the columns ``names``, ignoring declared columns that are not filled.
+        """Return a batch with only the columns ``names``, ignoring declared columns that are not filled.
 
         Raises ``ValueError`` if a column in ``names`` is neither filled nor declared.
         """
@@ -218,11 +218,11 @@ class Batch(Columns):
         return self._kinds[name]
 
     def without(self, *names: str) -> Self:
-        """Return the same episodes without the columns ``names``."""
+        """Return a batch without the columns ``names``."""
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
-        """Add the columns of ``other``, which must contain the same episodes, in place and return this batch."""
+        """Add the columns of ``other``, a batch of the same episodes, in place and return this batch."""
         for name, values in other._columns.items():
             self._set(name, values, other._kinds[name])
         return self

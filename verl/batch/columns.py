@@ -49,7 +49,7 @@ class Columns:
     group: PerEpisode
     """[B] int64, id shared by all responses to the same prompt."""
     turns: PerEpisode
-    """[B] int64, number of policy turns. Like the next three columns, this one is filled only for conversations."""
+    """[B] int64, number of policy turns. This column and the next three are filled only for conversations."""
     environment_rewards: PerEpisode
     """[B] float64, sum of the environment's rewards."""
     call_counts: PerEpisode
@@ -60,7 +60,7 @@ class Columns:
     """B lists, the additional histories of each agent session. Each history is a mapping with ``prompt_ids``,
     ``tokens``, ``source``, ``rollout_logprobs``, ``truncated`` and ``why``. Filled only for agents."""
     opened_by: EpisodeList
-    """B strings, the reason why the history with the session's last turn was opened, or "" for the first history."""
+    """B strings, the reason for opening the history with the session's last turn, or "" for the first history."""
     step: PerEpisode
     """[B] int64, training step in which the response was sampled."""
     learned: PerEpisode
@@ -77,7 +77,7 @@ class Columns:
     # --- Filled by the verifiers ---
     first_records: EpisodeList
     first_verdicts: EpisodeList
-    """B prompts and verdicts before any resampling. Both are filled only if the method overrides ``resample``."""
+    """B prompts and verdicts before any resampling, filled only if the method overrides ``resample``."""
     scores: PerEpisode
     """[B], scores from the verifiers."""
     correct: PerEpisode
@@ -104,8 +104,8 @@ class Columns:
     teacher_logprobs: PerResponseToken
     """[M] float32, log-probability under the teacher; filled only if ``TeacherConfig.scores_samples``."""
     teacher_prompts: EpisodeList
-    """B lists of token ids, the teacher's prompts for scoring the responses during the update. They are filled only if
-    they differ from the policy's prompts."""
+    """B lists of token ids, the teacher's prompts for scoring the responses during the update. This column is filled
+    only if these prompts differ from the policy's."""
     taught: PerEpisode
     """[B] bool, false if the teacher has no prompt for the response, which then gets no teacher signal; filled only if
     ``teacher.prompt`` depends on responses."""

@@ -105,7 +105,7 @@ class PackedWeight(NamedTuple):
 def digest(value: Tensor) -> int:
     """Return a checksum of a contiguous tensor's bytes, which is the same on every device.
 
-    The 4-byte words in each block of 16 KB are summed in one pass. These sums are added with odd weights, modulo 2^64.
+    The 4-byte words in each 16 KB block are summed in one pass. The block sums are added with odd weights, modulo 2^64.
     """
     flat = value.reshape(-1).view(torch.uint8)
     flat = flat.clone() if flat.storage_offset() % 4 else flat

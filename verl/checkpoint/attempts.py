@@ -1,8 +1,8 @@
 """Allows only the newest attempt and, with a lock, only one process at a time to write to a run's folder.
 
 Each restart or requeue of a run is a new attempt. The file ``.attempt`` in the run's folder contains the number of the
-newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that lost its
-network or was paused. Writes by such a process are refused because its attempt number is outdated.
+newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that was paused
+or lost its network connection. Writes by a process with an outdated attempt number are refused.
 """
 
 import errno
@@ -23,7 +23,7 @@ ATTEMPT = ".attempt"
 """File in a run's folder that contains the number of the newest attempt."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error numbers of file systems without locks, on which a second process is not prevented from writing."""
+"""Error codes of file systems without locks, where a second process cannot be prevented from writing."""
 
 
 class StaleAttempt(RuntimeError):
@@ -75,7 +75,7 @@ def newest_attempt(root: Path) -> int:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Create ``folder`` and lock it during the block. The lock is also released if the process is killed.
+    """Create ``folder`` and lock it for the block's duration. The lock is also released if the process is killed.
 
     Raises ``ConfigError`` if another process has the lock, or if the folder is not writable.
     """

@@ -37,7 +37,7 @@ def run_digests(
     """Return a digest for each input of a run, keyed by the option that names the input.
 
     The inputs are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code,
-    and the models that are read again when the run resumes. Moving a file or changing its format keeps its digest.
+    and the models that are read again when the run resumes. A file's digest does not depend on its path or format.
 
     Args:
         data: Option that names a data file -> records in the file.
@@ -85,7 +85,7 @@ def digest(values: Iterable[Any]) -> str:
 
 
 def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield the name of each option that refers to user code, and the file of that code."""
+    """Yield the name of each option that refers to user code, and the file that contains the code."""
     if isinstance(options, Mapping):
         for key, value in options.items():
             yield from code_files(value, f"{name}.{key}" if name else str(key))
@@ -108,7 +108,7 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
-    """Yield the file of the user code at the import path ``path``, or at the file path if ``is_file`` is set."""
+    """Yield the file that contains the user code at ``path``, an import path or, if ``is_file`` is set, a file path."""
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:
         yield from [Path(module)] if Path(module).is_file() else []
@@ -120,7 +120,7 @@ def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return the names of changed inputs in two lists: inputs that must not change (``REFUSED``), and all others."""
+    """Return two lists of changed inputs: those that must not change (``REFUSED``), and all others."""
     names = [name for name, value in now.items() if before.get(name, value) != value]
     refused = [name for name in names if name.startswith(REFUSED)]
     return refused, [name for name in names if name not in refused]

@@ -125,7 +125,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _damage(path: Path, record: FileRecord) -> str:
-    """Return a message if a file differs from its record, otherwise an empty string."""
+    """Return an error message if a file does not match its manifest record, otherwise an empty string."""
     try:
         return "" if file_record(path) == record else f"{path} was altered: its checksum differs from the manifest"
     except OSError as error:
@@ -142,7 +142,7 @@ def check_format(folder: Path) -> None:
 
 
 def refuse_verl_shards(named: str, part: Path) -> None:
-    """Raise ``ConfigError`` with the prefix ``named`` if ``part`` of a veRL checkpoint has only sharded weights."""
+    """Raise a ``ConfigError`` starting with ``named`` if ``part`` of a veRL checkpoint has only sharded weights."""
     if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / EXPORTED).glob("*.safetensors")):
         raise ConfigError(
             f"{named}: a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
@@ -167,7 +167,7 @@ def _read_files(manifest: Path) -> dict[str, FileRecord]:
 
 
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
-    """Return the first file that a resumed run would read although the manifest does not list it, or None."""
+    """Return the first file that a resumed run would read but that the manifest does not list, or None."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         exported = any(part.startswith((EXPORTED, f".{EXPORTED}")) for part in name.parts)
@@ -210,7 +210,7 @@ def latest_checkpoint(root: Path) -> Path | None:
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:
     """Remove unfinished checkpoints of ``attempt`` and earlier attempts, or of all attempts if ``attempt`` is None.
 
-    An earlier attempt may still be writing or completing such a checkpoint.
+    An earlier attempt may still be writing or completing one of these checkpoints.
     """
     for folder in root.glob(".global_step_*.unfinished"):
         match = _ATTEMPT.search(folder.name)

@@ -52,8 +52,8 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
 
     Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
     ``global_step_<N>.damaged``, a warning is printed, and the previous checkpoint is used. Raises ``ConfigError`` if
-    ``resume_from_path`` is not an intact checkpoint, or if the run in the folder cannot be resumed. The same error is
-    raised if a checkpoint has another format version or contains a file that is not in its manifest.
+    ``resume_from_path`` is not an intact checkpoint, or if the run in the folder cannot be resumed. ``ConfigError`` is
+    also raised for a checkpoint that has a different format version or contains a file that is not in its manifest.
 
     Args:
         say: Function that prints a line, called for the checkpoint and for each option that has changed since.
@@ -148,7 +148,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return a metric's ``name``, its highest value and the first step with that value, or None if it has no values.
+    """Return ``name``, the metric's highest value and the first step that reached it, or None if it has no values.
 
     Args:
         validations: Step -> metrics of the validation at that step.
@@ -185,7 +185,7 @@ def check_unchanged(resumption: Resumption, digests: Mapping[str, str], trainer:
 
 
 def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> None:
-    """Check that the checkpoint fits the run.
+    """Check that the checkpoint matches the run.
 
     Raises ``ConfigError`` if the checkpoint was written by a different job or with different data or models.
 

@@ -37,7 +37,7 @@ class CheckpointSaver:
     """Makes the workers write checkpoints, optionally in the background, and then completes each checkpoint."""
 
     attempt: Attempt
-    """Current attempt, which contains the path of the run's folder."""
+    """Current attempt, including the path of the run's folder."""
     workers: CheckpointWriters
     background: bool
     """Whether training continues while a checkpoint is written. :meth:`poll` or :meth:`finish` then completes it."""
@@ -54,7 +54,7 @@ class CheckpointSaver:
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
         """Write a checkpoint of the current models.
 
-        Raises ``WorkerError`` if this checkpoint, or the previous one in the background, could not be written.
+        Raises ``WorkerError`` if this checkpoint or the previous background checkpoint could not be written.
 
         Args:
             state: Trainer state as JSON values.

@@ -1,4 +1,4 @@
-"""Writes and reads a worker's part of a checkpoint: its shards of the trained models, and its random generators.
+"""Writes and reads a worker's part of a checkpoint: its shards of the trained models, and its random generator states.
 
 For each trained model (``actor``, ``critic``), a checkpoint contains a folder ``shards``, written by
 ``torch.distributed.checkpoint`` in safetensors format. The file headers contain the names and offsets of the stored
@@ -50,7 +50,7 @@ ADAPTERS = "lora_adapter"
 GATHER_BYTES = 1 << 28
 """Maximum size in bytes of the unsharded parameters that an export gathers at once."""
 FILE_BYTES = 1 << 28
-"""Size in bytes at which a worker starts a new file, since torch keeps two copies of a file while writing it."""
+"""Size in bytes at which a worker starts a new file. Torch keeps two copies of each file while writing it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CheckpointWorker:
     """Writes and reads one worker's share of each checkpoint. Every method must be called on all workers at once."""
 
     def __init__(self, parts: Sequence[TrainedPart], seed: int, averages: Mapping[str, Policy] | None = None) -> None:
-        """Prepare to save ``parts``. The run's ``seed`` is used to resume with a different number of workers.
+        """Prepare to save ``parts``. The run's ``seed`` is used when resuming with a different number of workers.
 
         ``averages`` maps folder names to moving averages of the models' parameters.
         """
@@ -230,7 +230,7 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Map each tensor name to a file number, starting at 1. A new file starts after ``num_bytes`` bytes."""
+    """Map each tensor name to a file number, starting at 1. A new file starts every ``num_bytes`` bytes."""
     numbers, total = {}, 0
     # Sort the names, because a resumed optimizer has its tensors in a different order.
     for name in sorted(tensors):

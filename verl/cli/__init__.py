@@ -1,1 +1,1 @@
-"""Translates the command lines that users type to Hydra overrides for our schema."""
+"""Translates command lines to Hydra overrides for our schema."""

@@ -1,7 +1,7 @@
-"""Determines whether a command uses options of veRL, options of the paper's release, or only our own options.
+"""Determines whether a command uses options of veRL, options of the paper's release, or only our options.
 
-If a command contains an option that exists only in veRL, ``preset=verl`` is the default. If it contains an option that
-exists only in the release, ``preset=paper`` is the default. Both kinds of commands can also contain our own options.
+The default is ``preset=verl`` if a command contains an option that exists only in veRL, and ``preset=paper`` if a
+command contains an option that exists only in the release. Our options are allowed in every command.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ VERL_GROUPS = (
 )
 """Option groups that exist only in veRL."""
 SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
-"""Option groups that veRL has as well. Options in these groups that exist only in veRL identify a veRL command."""
+"""Option groups that veRL also has. Options in these groups that exist only in veRL identify a veRL command."""
 
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
 """veRL's configuration files, whose values are in ``preset=verl``."""
@@ -51,7 +51,7 @@ def is_verl(overrides: Sequence[str]) -> bool:
 
 
 def find_verl(key: str) -> tuple[Option, str] | None:
-    """Return the table row of veRL's option ``key`` and the mapping entry in ``key``, or None if there is no row."""
+    """Return veRL's table row for ``key`` and the name of the mapping entry, if any, or None if there is no row."""
     if key in VERL:
         return VERL[key], ""
     parts = key.split(".")
@@ -84,13 +84,13 @@ def refuse_verl_name(key: str) -> None:
 
 @cache
 def trl_groups() -> list[dict[str, Any]]:
-    """Return the tables of TRL's options with ``heading``, ``text``, and ``rows`` that map names to our equivalents."""
+    """Return TRL's option tables, each with ``heading``, ``text`` and ``rows``, which map names to our equivalents."""
     content: dict[str, Any] = yaml.load(Path(__file__).with_name("trl_options.yaml").read_text(), yaml.BaseLoader)
     return list(content["groups"])
 
 
 def trl_option(text: str) -> tuple[str, str]:
-    """Split a row of TRL's table into our option (empty if there is no single equivalent) and a remark."""
+    """Split a row of TRL's table into our equivalent option (empty if there is not exactly one) and a remark."""
     option, _, remark = text.partition("; ")
     return (option, remark) if option in SCHEMA else ("", text)
 

@@ -15,9 +15,9 @@ LITERAL = ("[", "{", "'", '"', "$")
 def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
     """Convert shorthand ``arguments`` to Hydra's syntax.
 
-    Except in sweeps, commas in list options form a list: ``benchmarks=a,b`` becomes ``benchmarks=[a,b]``.
-    ``runs.mine.path=x`` becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping
-    entries may be new. Hydra's own flags are moved to the end.
+    Except in sweeps, comma-separated values of list options become lists: ``benchmarks=a,b`` becomes
+    ``benchmarks=[a,b]``. ``runs.mine.path=x`` becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes
+    ``++runs={...}``, because mapping entries may be new. Hydra's flags are moved to the end.
 
     Raises ``FlagError`` if a flag is not one of Hydra's flags.
     """
@@ -44,7 +44,7 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
 
 
 def _option(schema: Any, key: str) -> tuple[Any, bool]:
-    """Return an option's type (None if it does not exist) and whether the option belongs to a mapping entry."""
+    """Return an option's type, or None if it does not exist, and whether the option is inside a mapping entry."""
     hint, in_mapping = schema, False
     for part in key.split("."):
         if get_origin(hint) is dict:

@@ -22,10 +22,10 @@ RUN_FOLDER = "trainer.default_local_dir"
 def run_hydra(
     name: str, schema: type[ConfigT], parse: Callable[[DictConfig], ConfigT], run: Callable[[ConfigT], None]
 ) -> None:
-    """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
+    """Compose ``configs/<name>.yaml`` with the command-line overrides, and call ``run`` on the output of ``parse``.
 
-    With ``--multirun``, Hydra runs every job in this way, with the job's folder as the run's folder. A run folder on
-    the command line becomes the sweep's folder. At the end, a command is printed that reports all runs on one page.
+    With ``--multirun``, Hydra does this for every job, using the job's folder as the run's folder. A run folder on the
+    command line becomes the sweep's folder. After several runs, the command for a joint report is printed.
 
     Raises ``SystemExit`` with a message if the overrides cannot be composed or the config is invalid.
     """
@@ -70,8 +70,8 @@ def run_hydra(
 def _folder_of_sweep(word: str) -> str:
     """Replace an override of the run's folder with one of the sweep's folder, which has a subfolder for each job.
 
-    Otherwise, all jobs would share one folder, and the second job would resume the first. All other arguments, and
-    folders that contain ``$`` or ``,``, are returned unchanged.
+    If all jobs shared one folder, the second job would resume the first. All other arguments, and folders that contain
+    ``$`` or ``,``, are returned unchanged.
     """
     option, _, value = word.partition("=")
     return f"hydra.sweep.dir={value}" if option.lstrip("+") == RUN_FOLDER and not {*"$,"} & {*value} else word

@@ -49,7 +49,7 @@ NO_COUNTERPART: dict[str, Any] = {
     "model.override_config": {},
     "model.lora_adapter_path": None,
 }
-"""Options that affect responses but do not exist in an analysis, with the only value that is allowed for each."""
+"""Options that affect responses but do not exist in an analysis, each with its only allowed value."""
 
 
 def analysis_arguments(line: CommandLine) -> list[str] | None:
@@ -108,7 +108,7 @@ def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, A
 
 
 def _overrides(option: str, value: object) -> list[str]:
-    """Return overrides that set ``option``, with one override per mapping entry, because entries may be new."""
+    """Return overrides that set ``option``, with one override per mapping entry so that new entries can be added."""
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
         return [override for name, of in value.items() for override in _overrides(f"{option}.{name}", of)]

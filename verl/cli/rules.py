@@ -172,7 +172,7 @@ def train_files(option: Option, value: str, line: CommandLine) -> list[str]:
 
 
 def _simplerl(name: str, folder: str, line: CommandLine) -> list[str]:
-    """Return the override for SimpleRL-Zoo's complete prompts, or no override if the command sets ``data``."""
+    """Return the override for complete prompts if ``folder`` is a SimpleRL-Zoo folder and ``data`` is not set."""
     if not folder.startswith("simplelr_") or "data" in line.options:
         return []
     note(f"{name}: prompts of SimpleRL-Zoo's files are complete, so they get no template (configs/data/simplerl.yaml)")

@@ -1,6 +1,6 @@
 """Reads the YAML tables that translate options of other command lines to ours.
 
-Each file contains a list of ``groups``. A group's prefix ``group`` is prepended to the names of its rows, and its
+Each file contains a list of ``groups``. The prefix ``group`` is prepended to the names of the group's rows, and the
 prefix ``ours`` to our options that start with a dot. In all strings, ``$theirs`` stands for ``group`` and ``$ours`` for
 ``ours``. A row is either the name of our option or a mapping with these keys:
 
@@ -36,9 +36,9 @@ class CommandLine:
     flags: dict[str, str]
     """Flags of the release with their values. A flag with an empty value counts as unset."""
     overrides: list[str]
-    """Hydra overrides for our options, for veRL's or for those of the release."""
+    """Hydra overrides of our options, veRL's options or the release's options."""
     hydra: list[str]
-    """Hydra's own flags with their values."""
+    """Hydra's flags with their values."""
     ignored: list[str] = field(default_factory=list)
     """Names of options that have no effect in VERL."""
 
@@ -98,9 +98,9 @@ class Option:
     meaning: str = ""
 
     def translate(self, value: str, line: CommandLine) -> list[str]:
-        """Return the overrides of our options for a value as typed by the user.
+        """Translate a value, as typed by the user, to overrides of our options.
 
-        Raises ``FlagError`` if the option, or this value, is rejected.
+        Raises ``FlagError`` if the option or its value is rejected.
         """
         if self.refused:
             raise FlagError(plain(self.refused))
@@ -185,7 +185,7 @@ def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[st
 
 
 def _filled(value: Any, texts: Mapping[str, str]) -> Any:
-    """Return an entry of a row with the group's prefixes filled in."""
+    """Substitute the group's prefixes into an entry of a row."""
     if isinstance(value, Mapping):
         return {key: _filled(entry, texts) for key, entry in value.items()}
     if isinstance(value, list):

@@ -51,14 +51,14 @@ MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
 MAPPINGS = ("data.generated.", "data.generated=")
 """Prefixes of overrides that may add entries to a mapping."""
 USER_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
-"""Hydra's flags for adding the user's own configurations."""
+"""Hydra's flags for adding the user's configurations."""
 
 Find = Callable[[str], tuple[Option, str] | None]
 """Function that returns the table row and the mapping entry for an option's name, or None if there is no row."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """Return the Hydra command line for the arguments of ``train.sh``: overrides followed by Hydra's own flags.
+    """Return the Hydra command line for the arguments of ``train.sh``: overrides followed by Hydra's flags.
 
     Overrides take precedence over flags, regardless of their order. Notes are printed to stderr.
 
@@ -237,7 +237,7 @@ def _choices(override: str) -> list[str]:
 
 
 def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool]:
-    """Return the ``model.path`` that the overrides result in, and whether a user's configuration selects a preset.
+    """Return the ``model.path`` that results from the overrides, and whether the preset is not ``embedded``.
 
     Raises ``ConfigError`` if an override is invalid.
     """

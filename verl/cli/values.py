@@ -98,7 +98,7 @@ def files(value: str) -> str:
 
 
 def frequency(value: str) -> str:
-    """Convert an interval in steps. Values that mean never (0, negative numbers, null and false) become -1."""
+    """Convert an interval in steps. Zero, negative numbers, null and false all mean "never" and become -1."""
     text = same(unquoted(value))
     off = text in ("false", "null") or text == "0" or text.startswith("-")
     return "-1" if off else text
@@ -111,7 +111,7 @@ def count_or_zero(value: str) -> str:
 
 
 def one_less(least: int) -> Callable[[str], str]:
-    """Return a conversion that subtracts 1 from integers and sweeps of integers, but returns at least ``least``."""
+    """Return a conversion that subtracts 1 from integers and sweeps of integers, with a minimum of ``least``."""
 
     def convert(value: str) -> str:
         numbers = unquoted(value).split(",")

@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that schedulers send to reclaim machines. Slurm's option ``--signal`` sends SIGUSR1 before the time limit."""
 
 REPEATED_S = 5.0
-"""Seconds for which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
+"""Seconds during which a repeated signal is ignored, since Slurm and scripts/cluster.sh may both deliver it."""
 
 REQUEUE = os.EX_TEMPFAIL
 """Exit code (75) of a process whose run should be restarted with the same command."""
@@ -20,7 +20,7 @@ PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*",
 """Name patterns of environment variables that are always passed to the workers on every machine."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")
-"""Variables whose values apply to one machine only. Ray and the run set them separately on every other machine."""
+"""Variables whose values apply to one machine only. On all other machines, they are set by Ray and the run."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
 """Pattern for names of variables whose values must not be logged. Ray logs the variables declared for a worker."""

@@ -76,7 +76,7 @@ PHASES = {
     **dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor"),
     "critic.update": "update_critic",
 }
-"""Maps worker methods to the names of their phases in the log, where these are different."""
+"""Maps worker methods to the names of their phases in the log, if the names differ."""
 
 ENGINE_MESSAGES = (
     "No available memory for the cache blocks",

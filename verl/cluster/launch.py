@@ -101,7 +101,7 @@ def join(start: Start) -> int:
 
 
 def use(head: str, command: list[str]) -> int:
-    """Run the command on the cluster at ``head``. If this machine is not part of the cluster, join it temporarily."""
+    """Run the command on the cluster at ``head``, joining the cluster temporarily if necessary."""
     check_head(head)
     nodes = GcsClient(address=head).get_all_node_info(timeout=10).values()
     if {node.node_manager_address for node in nodes if node.state == 0} & {*own_addresses(), "127.0.0.1"}:
@@ -165,7 +165,7 @@ def wait(start: Start, limit_s: float) -> str:
 
 
 def _find_head(start: Start) -> tuple[str, str]:
-    """Return the head's address (from the folder if its name does not resolve) and a problem with it, if any, or ""."""
+    """Return the head's address, resolved by name or read from the folder, and an error message (empty on success)."""
     head, path = "", os.environ.get("RAY_AUTH_TOKEN_PATH")
     with suppress(OSError):
         found = socket.gethostbyname(start.host)
@@ -254,7 +254,7 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
 
 
 def _ray_settings() -> dict[str, str]:
-    """Return settings that give Ray the same timeout as the run for an unresponsive machine or head."""
+    """Return settings for Ray with the run's timeout for unresponsive machines and heads."""
     silent_s = int(os.environ.get("VERL_DETECTION_S", 60))
     settings = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
     settings |= {"health_check_failure_threshold": 3, "gcs_rpc_server_reconnect_timeout_s": silent_s}

@@ -27,7 +27,7 @@ Interrupt = Callable[[], None]
 
 
 def never() -> None:
-    """Do nothing. This is the default :data:`Interrupt`, which never ends a wait."""
+    """Do nothing. This default :data:`Interrupt` never ends a wait."""
 
 
 class Machine(NamedTuple):
@@ -75,8 +75,8 @@ def run_on(
 ) -> dict[str, Any]:
     """Run a function once on each machine. ``calls`` maps the machines' node ids to the function's arguments.
 
-    Returns the results keyed by node id, without machines that were lost or did not respond within ``limit_s``. Raises
-    ``RayTaskError`` if the function raised an exception.
+    Returns the results keyed by node id. Machines that were lost or did not respond within ``limit_s`` are omitted.
+    Raises ``RayTaskError`` if the function raised an exception.
     """
     task: Any = ray.remote(function)
     alive, results, deadline = living_machines(), {}, time.monotonic() + limit_s
@@ -108,7 +108,7 @@ def wait_for_machines(
 ) -> None:
     """Wait until ``nnodes`` machines have room for a run's workers, and log how many have joined.
 
-    Raises ``ConfigError`` after ``timeout_s`` seconds, with a list of the joined and, if known, missing machines.
+    Raises ``ConfigError`` after ``timeout_s`` seconds. The message lists the joined and, if known, missing machines.
     """
     resource = RESOURCES[device_type]
     for there, waited in _counts(lambda: len(machines_with(workers_per_node, device_type)), nnodes, say, interrupt):
@@ -128,7 +128,7 @@ def gather_machines(
     say: Say,
     interrupt: Interrupt,
 ) -> int:
-    """Wait for ``nnodes`` machines before a restart, or for ``min_nnodes`` after ``limit_s``, and return their number.
+    """Wait for ``nnodes`` machines before a restart, or ``min_nnodes`` after ``limit_s``, and return the number.
 
     Raises ``RequeueError`` if fewer than ``min_nnodes`` machines respond after 2 * ``limit_s`` seconds.
     """
@@ -144,7 +144,7 @@ def gather_machines(
 def wait_for_room(
     groups: Sequence[tuple[int, int]], device_type: str, limit_s: float, say: Say, interrupt: Interrupt
 ) -> None:
-    """Wait until the cluster has room for all ``groups`` of (machines, workers per machine) at the same time.
+    """Wait until the cluster has room for all ``groups`` at once, each a pair (machines, workers per machine).
 
     Raises ``NoRoom`` if there is not enough room after ``limit_s`` seconds.
     """
@@ -164,7 +164,7 @@ def wait_for_room(
 
 
 def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
-    """Return whether machines with ``sizes`` devices have room for all ``groups`` of (machines, devices per machine).
+    """Return whether ``groups``, pairs of (machines, devices per machine), fit on machines with ``sizes`` devices.
 
     Each group uses the smallest machines that have enough room.
     """
@@ -179,7 +179,7 @@ def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
 
 
 def _counts(count: Callable[[], int], nnodes: int, say: Say, interrupt: Interrupt) -> Iterator[tuple[int, float]]:
-    """Yield the number of machines and the seconds waited until there are ``nnodes`` machines, and log all changes."""
+    """Yield the number of machines and the elapsed seconds, and log changes, until there are ``nnodes`` machines."""
     started, seen = time.monotonic(), -1
     while (there := count()) < nnodes:
         yield there, time.monotonic() - started
@@ -198,7 +198,7 @@ def _answering(workers_per_node: int, device_type: str) -> int:
 
 
 def _describe(nnodes: int, resource: str) -> str:
-    """Return a line that says which machines have joined, how much ``resource`` each has, and which are missing."""
+    """Return one line that lists the joined machines with their amount of ``resource``, and the missing machines."""
     machines = living_machines().values()
     text = ", ".join(sorted(f"{one.host} ({one.resources.get(resource, 0):g} {resource}s)" for one in machines))
     ranks = {machine.rank for machine in machines}

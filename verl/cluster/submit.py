@@ -21,7 +21,7 @@ from verl.cluster.environment import is_secret, passed_variables
 from verl.cluster.ray_head import use_token
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")
-"""Variables that the script itself reads. Set secrets in the cluster's environment, since Ray shows job variables."""
+"""Variables that the script itself reads. Secrets belong in the cluster's environment, as Ray shows job variables."""
 
 ENDED = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1}
 

@@ -26,7 +26,7 @@ CLIP_RANGES = {
     "dppo_kl": (0.05, 0.05),
 }
 """Maps ``actor.policy_loss`` to the default lower and upper clip range. GSPO (arXiv 2507.18071, section 5.1) clips the
-mean ratio over a response, GMPO (arXiv 2507.20673) clips log-ratios, CISPO (arXiv 2506.13585) has no lower bound, and
+mean ratio over a response, and GMPO (arXiv 2507.20673) clips log-ratios. CISPO (arXiv 2506.13585) has no lower bound.
 DPPO (arXiv 2602.04879) bounds divergences. Other losses use PPO's range (arXiv 1707.06347)."""
 
 LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -60,10 +60,10 @@ class LearnerConfig(Group):
     ppo_epochs: PositiveInt
     """Number of passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
-    """Number of responses per forward and backward pass on one worker. It affects memory and speed, never the gradient.
-    Unlike in veRL, it need not divide a worker's share of a mini-batch. A smaller last pass is weighted by its size."""
+    """Number of responses per forward and backward pass on one worker. This affects memory and speed, not the gradient.
+    Unlike in veRL, it need not divide a worker's share of a mini-batch: a smaller last pass is weighted by its size."""
     use_dynamic_bsz: bool
-    """Fill micro-batches by token count instead of response count, and balance tokens over workers. Responses that
+    """Fill micro-batches by token count instead of response count, and balance tokens across workers. Responses that
     share a prompt (``model.share_prompts``) stay together. The gradient does not change."""
     ppo_max_token_len_per_gpu: PositiveInt
     """Maximum number of prompt and response tokens per forward and backward pass on one worker if ``use_dynamic_bsz``
@@ -90,19 +90,19 @@ class ActorConfig(LearnerConfig):
     reduces a token's gradient as its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov``
     is ``ppo_clip`` without a few randomly chosen tokens whose advantage and log-probability have a large covariance;
     ``kl_cov`` does not clip, but adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Other
-    values are custom functions, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
+    values name custom functions, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
     policy_loss_kwargs: dict[str, Any]
     """Additional keyword arguments of a custom policy loss."""
     clip_ratio_low: float | None
     """Lower clip range, in (0, 1]: the probability ratio is clipped at 1 - ``clip_ratio_low``. For ``gmpo``, it applies
-    to the log-ratio and may be any positive number. For ``dppo_tv``, it bounds the decrease of the probability, and for
+    to the log-ratio and may be any positive number. For ``dppo_tv``, it bounds the decrease in probability, and for
     ``dppo_kl`` the divergence of tokens with negative advantages. Null selects the default of ``policy_loss``: 3e-4 for
     ``gspo``, 0.4 for ``gmpo``, 1 (no bound) for ``cispo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for
     other losses."""
     clip_ratio_high: PositiveFloat | None
     """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. For ``dppo_tv``, it bounds the
-    increase of the probability, and for ``dppo_kl`` the divergence of tokens with positive advantages. Null selects
-    4e-4 for ``gspo``, 0.4 for ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
+    increase in probability, and for ``dppo_kl`` the divergence of tokens with positive advantages. Null selects 4e-4
+    for ``gspo``, 0.4 for ``gmpo``, 0.15 for ``dppo_tv``, 0.05 for ``dppo_kl``, and 0.2 for other losses."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
     """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A. For ``dppo_tv`` and ``dppo_kl``, it is the maximum weight of a token. Null sets no limit."""
@@ -124,20 +124,20 @@ class ActorConfig(LearnerConfig):
     """Weight of ``kl_cov``'s KL penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
     """Aggregation of per-token losses, including the entropy and KL terms. ``token-mean`` averages over all response
-    tokens of the optimizer step, and ``token-sum`` adds them up. The other modes reduce each response to one value,
-    then average over responses: ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and
-    ``seq-mean-token-sum-norm`` the sum divided by ``data.max_response_length`` (Dr.GRPO). Null selects
-    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for other losses. A custom policy
-    loss with one value per response is always averaged over responses."""
+    tokens of the optimizer step, and ``token-sum`` adds them up. The other modes average one value per response over
+    responses: the mean of its tokens (``seq-mean-token-mean``), their sum (``seq-mean-token-sum``), or the sum divided
+    by ``data.max_response_length`` (``seq-mean-token-sum-norm``, Dr.GRPO). Null selects ``seq-mean-token-mean`` for
+    ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for other losses. A custom policy loss with one value per
+    response is always averaged over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
-    """Compute probability ratios and the KL divergence in the reward from the log-probabilities recorded by the rollout
-    engine, instead of recomputing them before the update. This saves a forward pass and omits the metrics
+    """Use the log-probabilities recorded by the rollout engine for probability ratios and the KL divergence in the
+    reward, instead of recomputing them before the update. This saves a forward pass and omits the metrics
     ``rollout_corr/*``, unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
-    metric or the advantage estimator needs that pass. Since the ratio already corrects for the mismatch with the
-    engine, ``algorithm.rollout_correction.rollout_is`` requires ``policy_loss=gpg``, and its weights come from the
-    policy being trained."""
+    metric or the advantage estimator needs that pass. The ratio already corrects for the mismatch with the engine, so
+    ``algorithm.rollout_correction.rollout_is`` requires ``policy_loss=gpg``. Its weights then come from the policy
+    being trained."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
@@ -147,7 +147,7 @@ class ActorConfig(LearnerConfig):
     absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratios are clamped to [-20,
     20] and whose values are clamped to at most 10, where the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
     value but uses the gradient of ``k2``, which is never clamped and is the exact gradient on policy. ``k1`` without
-    ``+`` has a zero-mean gradient on policy and prints a warning. Other values are custom estimators,
+    ``+`` has a zero-mean gradient on policy and prints a warning. Other values name custom estimators,
     ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``kl_loss_type``."""
@@ -187,7 +187,7 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether GSPO's clip range is so wide (as for per-token ratios) that mean ratios are never clipped."""
+        """Whether GSPO's clip range is too wide to clip any mean ratio, such as a range for per-token ratios."""
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property

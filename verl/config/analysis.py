@@ -19,7 +19,7 @@ class ReadingPolicyConfig(ReadingModelConfig):
     """Options of the model that rescores responses to obtain log-probabilities, entropies and hidden states."""
 
     logits_chunk_size: NotNegativeInt
-    """Number of tokens whose logits are held in memory at once, or 0 for all tokens of a micro-batch."""
+    """Number of tokens whose logits are in memory at once, or 0 for all tokens of a micro-batch."""
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
         """Return the configuration of the model at ``path``."""
@@ -33,11 +33,11 @@ class AnalysisOptions(Group):
     mode: Literal["allin", "exploit", "explore"]
     """Tables to write: ``exploit`` (one row per response), ``explore`` (one row per prompt) or ``allin`` (both)."""
     prompt_files: list[str]
-    """Prompt files in veRL's layout (docs/data.md). Each file is analysed like a benchmark of the same name, and every
+    """Prompt files in veRL's layout (docs/data.md). Each file is analysed like a benchmark of the same name. Every
     prompt must be a single user turn."""
     layer: int
-    """Layer whose metrics have the release's names without a prefix, and whose hidden states are compared between
-    responses. Metrics of other layers are prefixed with ``layer_1/`` etc., in the order of ``calculator.layers``."""
+    """Layer whose metrics have no prefix, as in the release, and whose hidden states are compared between responses.
+    Metrics of other layers have prefixes such as ``layer_1/``, numbered in the order of ``calculator.layers``."""
     confidence_k: PositiveInt
     """Number of most frequent tokens over which ``response_confidence`` averages, at least 1."""
     repetition_n: PositiveInt

@@ -28,21 +28,21 @@ class CalculatorConfig(Group):
     source: Literal["rollout", "actor"]
     """Source of the hidden states. ``rollout`` uses those of the engine during sampling. ``actor`` uses those of the
     forward pass that computes the policy's log-probabilities, for engines that cannot return hidden states. With
-    ``actor``, validation requires an additional forward pass. Evaluations support only ``rollout``."""
+    ``source=actor``, validation requires an additional forward pass. Evaluations support only ``rollout``."""
     compare_versions: bool
     """With ``source=rollout``, also measure responses sampled by older weights (``async_training``) under the policy
     that learns from them. Differences in effective rank, velocity and acceleration are logged by lag (docs/metrics.md).
     Training is not affected. This requires the same extra forward pass as ``source=actor``."""
     layers: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, and all
-    others are decoder outputs. They are logged in this order as ``layer_1`` etc., and Phi is averaged over them."""
+    others are decoder outputs. Layers are logged in this order as ``layer_1`` etc., and Phi is averaged over them."""
     metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
-    """Metrics by index, from 0: Response Entropy 1, Effective Rank, Traditional Rank, Curvature, Log Effective Rank."""
+    """Metric indices: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
     metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. Custom
-    metrics require a decomposition of every prefix, so they are slower than all built-in metrics except 2. The analysis
-    computes custom metrics only for whole responses."""
+    metrics require a decomposition of every prefix, so they are slower than all built-in metrics except Traditional
+    Rank. The analysis computes custom metrics only for whole responses."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
     """Token metrics for ``reward_manager`` and the log, in nats, identical in every layer and without velocity:
     ``avg_log_probs``, the mean log-probability of the response's tokens under the policy; ``avg_response_entropy``, the
@@ -131,7 +131,7 @@ class CalculatorConfig(Group):
 
     @property
     def prefix_extra(self) -> int:
-        """Number of tokens by which a velocity prefix exceeds a multiple of ``diff_stride``."""
+        """Number of tokens by which prefixes for velocity exceed multiples of ``diff_stride``."""
         return 0 if self.prefix_rule == "at_stride_and_whole" else 1
 
     @property

@@ -46,7 +46,7 @@ def require_import_path(field: str, value: str) -> None:
 
 
 def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for ``<field>_kwargs`` unless ``field`` is an import path and all keys are identifiers."""
+    """Raise ``ConfigError`` if ``<field>_kwargs`` is set without custom code, or a key is not a valid argument name."""
     kwargs, fix = f"{field}_kwargs", f"are for your own {field}=module:attribute; set that, or leave them out"
     require(not options or (value is not None and ":" in value), kwargs, dict(options), fix)
     for name, option in options.items():
@@ -58,7 +58,7 @@ Check = Callable[[str, Any], None]
 
 
 def rule(holds: Callable[[Any], bool], fix: str) -> Check:
-    """Return a check that requires ``holds(value)``: ``Annotated[int, rule(is_even, "must be even")]``."""
+    """Return a check that requires ``holds(value)``, as in ``Annotated[int, rule(is_even, "must be even")]``."""
     return lambda field, value: require(holds(value), field, value, fix)
 
 
@@ -112,9 +112,9 @@ NAMES_ONCE = rule(lambda values: len(set(values)) == len(values), "name each onc
 
 @dataclass(frozen=True)
 class Group:
-    """Base class of option groups; checks all field rules, then calls ``check`` of each class in its MRO.
+    """Base class of option groups, which validates fields and then calls the ``check`` method of each class in the MRO.
 
-    Errors name options relative to the group; the parser prepends the group's name.
+    Option names in error messages are relative to the group, and the parser prepends the group's name.
     """
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ def _annotations(group: type[Group]) -> dict[str, Any]:
 
 
 def _check_value(hint: Any, value: Any, field: str) -> None:
-    """Check ``value`` against the rules and choices in an annotation; the parser has already checked types."""
+    """Check a value of the right type against the rules and choices in an annotation."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         _check_value(parts[0], value, field)

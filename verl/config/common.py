@@ -38,7 +38,7 @@ RepetitionPenalty = Annotated[
 ]
 
 ALL_LINEAR = "all-linear"
-"""Placeholder for all linear layers in ``lora.target_modules``."""
+"""Value of ``lora.target_modules`` that selects all linear layers except the output head."""
 PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 """Attention implementations that support packed sequences."""
 
@@ -68,8 +68,8 @@ class FSDPConfig(Group):
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
     """Number of consecutive ranks that share one copy of the model (hybrid sharding); must divide the number of
-    workers. -1 shards one copy across all workers. Null means -1, except that models of up to 50 million parameters are
-    not sharded, because gathering their weights takes longer than computing with them."""
+    workers. -1 shards one copy across all workers. Null also means -1, but does not shard models of up to 50 million
+    parameters, because gathering their weights would take longer than the computation."""
     param_offload: bool
     """Keep parameters in pinned host memory while they are not in use. Offloading saves no memory on a CPU."""
     optimizer_offload: bool
@@ -105,7 +105,7 @@ class ModelConfig(Group):
     """Concatenate the sequences of a micro-batch without padding. Packing does not change the results."""
     share_prompts: bool
     """Process each distinct prompt in a micro-batch only once for all of its responses. Sharing does not change the
-    results. Only the policy and the reference policy share prompts, if ``use_remove_padding`` is enabled without
+    results. Only the policy and the reference policy share prompts, which requires ``use_remove_padding`` and no
     sequence parallelism. The critic and the reward model always process full sequences."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and ``liger-kernel``."""
@@ -117,8 +117,8 @@ class ModelConfig(Group):
     in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter to continue training, saved by ``peft`` as safetensors, or null. The adapter's rank,
-    scale and layers override ``lora``. The reference policy is the model without the adapter."""
+    """Folder of a LoRA adapter, saved by ``peft`` as safetensors, from which to continue training, or null. The
+    adapter's rank, scale and layers override ``lora``. The reference policy is the model without the adapter."""
     fsdp: FSDPConfig
 
     @property
@@ -128,7 +128,7 @@ class ModelConfig(Group):
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether adapters are trained instead of the model."""
+        """Whether LoRA adapters are trained instead of the full model."""
         return self.lora.rank > 0 or self.lora_adapter_path is not None
 
     def check(self) -> None:
@@ -155,11 +155,11 @@ class OptimConfig(Group):
     betas: Annotated[list[float], rule(_are_betas, "needs two numbers in [0, 1), such as [0.9,0.999]")]
     """Decay rates of AdamW's two moment estimates, each in [0, 1)."""
     eps: Annotated[float, rule(lambda eps: eps >= 1e-38, "must be greater than 0 (1e-38, in float32)")]
-    """AdamW's epsilon, which is added to the denominator in float32; must be above 0."""
+    """AdamW's epsilon, which is added to the denominator in float32 and must be above 0."""
     weight_decay: float
     """Decoupled weight decay, at least 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
-    """Schedule after warm-up: ``constant``, or ``linear`` or ``cosine`` (half a period) decay until the last step."""
+    """Learning rate schedule after warm-up. ``linear`` and ``cosine`` (half a period) decay until the last step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
     """Number n of linear warm-up steps: the learning rate is lr / (n + 1), 2 lr / (n + 1), ..., and ``lr`` after n
     optimizer steps. -1 uses ``lr_warmup_steps_ratio``. veRL instead counts training steps and starts at a rate of 0."""
@@ -200,21 +200,21 @@ class MachineOptions(Group):
     """Project name in trackers, made of letters, digits and ``. _ + -``."""
     logger: list[Logger]
     """Trackers in addition to ``metrics.jsonl`` (docs/metrics.md#trackers): ``console``, ``tensorboard``, ``wandb``,
-    ``mlflow``, ``swanlab`` (install their packages yourself), and ``file``, which writes to the file named by
-    ``VERL_FILE_LOGGER_PATH``. Missing packages and API keys are reported before the run starts."""
+    ``mlflow``, ``swanlab`` or ``file``. ``mlflow`` and ``swanlab`` must be installed separately; ``file`` writes to the
+    path in ``VERL_FILE_LOGGER_PATH``. Missing packages and API keys are reported before the run starts."""
     nnodes: Machines
     """Number of machines in the Ray cluster to use."""
     machines_timeout_s: Seconds
-    """Seconds to wait for ``nnodes`` machines to join an existing cluster, above 0. On timeout, the run fails and lists
-    the missing machines. After a failure, the run waits this long for ``nnodes`` machines, then for ``min_nnodes``."""
+    """Seconds to wait for ``nnodes`` machines to join an existing cluster before the run lists the missing ones and
+    fails. After a failure, the run waits this long for ``nnodes`` machines, then as long for ``min_nnodes``."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
     training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
     least 256 MiB and at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
-    """Names of environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*,
-    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. Variable values are read from the
-    environment of the launching process and never written to disk."""
+    """Names of additional environment variables to pass to all workers, with ``*`` as a wildcard. NCCL_*, GLOO_*,
+    UCX_*, HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_* are always passed. Values are read from the environment of
+    the launching process and never written to disk."""
 
     def check(self) -> None:
         fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
@@ -250,10 +250,10 @@ class RunConfig(MachineOptions):
     resume_from_path: str | None
     """Checkpoint folder, ``.../global_step_N``, of this or another run; used with ``resume_mode=path``."""
     resume_changed: Literal["refuse", "warn"]
-    """Action on resuming if the training data, tokenizer, verifiers, reward functions, environments or tools have
-    changed since the checkpoint was written: ``refuse`` ends the run and lists the changes; ``warn`` continues."""
+    """How to handle changes to the training data, tokenizer, verifiers, reward functions, environments or tools since
+    the checkpoint was written. ``refuse`` ends the run and lists the changes; ``warn`` continues."""
     max_ckpt_to_keep: NotNegativeInt
-    """Number of recent checkpoints to keep in addition to the best checkpoint; older checkpoints are removed once a new
+    """Number of recent checkpoints to keep in addition to the best checkpoint. Older checkpoints are removed once a new
     checkpoint is complete. 0 keeps all checkpoints."""
     save_hf_model: bool
     """Also write the model to ``actor/huggingface`` in each checkpoint, in the format that ``transformers`` and vLLM
@@ -267,22 +267,22 @@ class RunConfig(MachineOptions):
     """Minimum number of machines required to continue after a failure, or null for ``nnodes``."""
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
-    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost. Workers exit if
+    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker is considered lost. Workers exit if
     they cannot reach the driver for this long. Ray has a separate timeout, which is set with environment variables (see
     docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
     """Time limit in seconds for one call to the workers: startup, generation of a step's responses, an optimizer step,
     or a save. On timeout, all workers write their Python stacks to ``logs/`` and the attempt ends. 0 means no limit."""
     nccl_timeout_s: Seconds
-    """Timeout in seconds for collective operations, longer than the time that worker 0 needs to load the model."""
+    """Timeout in seconds for collective operations; must exceed the time that worker 0 needs to load the model."""
     preemption_grace_s: SecondsOrZero
     """Time limit in seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with
-    code 75. If the step takes longer, it is discarded and the latest checkpoint remains; 0 means no limit."""
+    code 75. A step that takes longer is discarded, and the latest checkpoint is kept. 0 means no limit."""
     profile_steps: list[Step]
     """Training steps to profile; each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
-    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks up
-    the speed by the GPU's name; no utilisation is logged for unknown GPUs."""
+    """Peak throughput of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks
+    up the throughput by the GPU's name; no utilisation is logged for unknown GPUs."""
 
     def saves_in_background(self, device_type: str) -> bool:
         """Return whether training continues while a checkpoint is written."""
@@ -317,11 +317,11 @@ class RunConfig(MachineOptions):
         return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
     def saves_nothing(self, total_steps: int) -> bool:
-        """Return whether a run of ``total_steps`` ends without a checkpoint."""
+        """Return whether a run of ``total_steps`` steps ends without saving a checkpoint."""
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the step count of ``total_epochs`` epochs, or ``total_training_steps`` if it is set and smaller."""
+        """Return the number of steps in ``total_epochs`` epochs, limited to ``total_training_steps`` if it is set."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 

@@ -29,7 +29,7 @@ class HubSet(NamedTuple):
 
     hub_id: str
     config: str
-    """Name of the configuration. An empty string selects the default or only configuration."""
+    """Name of the configuration. An empty string selects the default configuration."""
     split: str
     revision: str = ""
     """Branch, tag or commit. An empty string selects ``main``."""
@@ -39,7 +39,7 @@ def hub_set(name: str) -> HubSet | None:
     """Return the dataset for ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``, or None for a file.
 
     A branch can follow the name, as in ``owner/name@branch``. The split defaults to ``train``. Paths under ``data/``
-    always denote files, even if the files do not exist.
+    always refer to files, even if they do not exist.
     """
     hub_id, *rest = name.split(":", 2)
     config, split = (["", "train"], ["", *rest], rest)[len(rest)]
@@ -100,7 +100,7 @@ class CustomDatasetConfig(Group):
     """A custom class that yields prompt records; docs/data.md describes its interface."""
 
     path: str | None
-    """File (``my_prompts.py``) or module (``my_package.prompts``) with the class; null uses the prompt files."""
+    """File (``my_prompts.py``) or module (``my_package.prompts``) of the class, or null to use the prompt files."""
     name: str | None
     """Name of the class."""
 
@@ -113,7 +113,7 @@ class CustomDatasetConfig(Group):
 class SamplerConfig(Group):
     """A custom class that orders the training prompts, such as a curriculum; docs/data.md describes its interface.
 
-    If ``async_training.max_staleness`` is above 0, prompts for later steps are drawn before a step's results arrive."""
+    If ``async_training.max_staleness`` is above 0, prompts are drawn before the results of earlier steps arrive."""
 
     class_path: str | None
     """File or module with the class, or null for random order (file order with ``data.shuffle=false``)."""
@@ -137,21 +137,21 @@ class DataConfig(Group):
     val_files: list[str]
     """Validation prompts, in the same format as ``train_files``; an empty list disables validation."""
     generated: dict[str, dict[str, Any]]
-    """Options of each ``reasoning_gym:NAME`` in ``train_files`` and ``val_files``, keyed by ``NAME``: the generator
-    ``dataset`` (default ``NAME``), the number of problems ``size`` (500), ``seed`` (0), and generator options."""
+    """Options for each ``reasoning_gym:NAME``, keyed by ``NAME``. ``dataset`` is the generator (default: ``NAME``),
+    ``size`` the number of problems (500) and ``seed`` the first seed (0). Other options are passed to the generator."""
     train_weights: list[NotNegativeFloat]
-    """Relative sampling weights of ``train_files``, each at least 0. An epoch has as many prompts as all files
-    together, so prompts from files with large weights repeat. An empty list uses every prompt once per epoch."""
+    """Relative sampling weights of ``train_files``, each at least 0. The epoch length does not depend on the weights,
+    so prompts from files with large weights are repeated. An empty list uses every prompt once per epoch."""
     train_max_samples: CountOrAll
-    """Total number of training prompts to use: a random subset determined by ``seed``, or the first prompts if
-    ``shuffle=false``; -1 uses all prompts."""
+    """Maximum number of training prompts to use, or -1 for all. The subset is drawn at random with ``seed``, or
+    consists of the first prompts if ``shuffle=false``."""
     prompt_key: str
-    """Column with the prompts: chats, ``[{"role": ..., "content": ...}]``, or text, which becomes a user message."""
+    """Column with the prompts, each a chat, ``[{"role": ..., "content": ...}]``, or the text of a user message."""
     reward_fn_key: str
     """Column with the name of each row's verifier."""
     answer_key: str | None
-    """Column with the answers, or null to use ``ground_truth`` from the column ``reward_model``. If a value is a
-    solution that ends in ``#### 12``, as in GSM8K, the answer is ``12``."""
+    """Column with the answers, or null to use ``ground_truth`` from the column ``reward_model``. If an entry is a
+    worked solution that ends in ``#### 12``, as in GSM8K, the answer is ``12``."""
     data_source: str | None
     """Verifier for rows without the column ``reward_fn_key``, such as ``gsm8k`` or ``math``; null rejects such rows."""
     template: str
@@ -164,8 +164,8 @@ class DataConfig(Group):
     """Number of prompts per training step over all workers."""
     gen_batch_size: PositiveInt | None
     """Number of prompts per generation batch of dynamic sampling (``algorithm.filter_groups``) over all workers, or
-    null for ``train_batch_size``. Larger batches need fewer rounds per step. Surplus prompts are dropped, and the epoch
-    length is counted in batches of this size."""
+    null for ``train_batch_size``. Larger batches need fewer rounds per step. Surplus prompts are dropped. An epoch
+    consists of batches of this size."""
     val_batch_size: PositiveInt
     """Number of prompts per validation batch over all workers."""
     val_sample_size: CountOrAll
@@ -178,7 +178,7 @@ class DataConfig(Group):
     """How to handle overlong prompts: ``error`` ends the run before training; ``left``, ``right`` and ``middle`` drop
     the first, last and middle tokens; ``filter`` drops the prompt."""
     filter_overlong_prompts: bool
-    """Drop overlong prompts; equivalent to ``truncation=filter``, and overrides ``truncation``."""
+    """Drop overlong prompts, as with ``truncation=filter``. Takes precedence over ``truncation``."""
     shuffle: bool
     """Shuffle the training prompts each epoch, in an order determined by ``seed``."""
     custom_cls: CustomDatasetConfig

@@ -47,7 +47,7 @@ class Mistakes:
 
 
 class ConfigError(ValueError):
-    """Invalid configuration; the message names the field, its value and the fix.
+    """Error for an invalid configuration. The message contains the field, its value and a suggested fix.
 
     Control characters and lone surrogates, which may come from files and command lines, are escaped.
     """

@@ -80,14 +80,14 @@ class BenchmarkDataConfig(Group):
     """Name of the verifier, such as ``math``, for files of ``benchmark_dir`` that are not published benchmarks. Null
     selects ``multiple_choice`` for problems with options and a letter answer, and ``open_answer`` for others."""
     fields: dict[str, dict[str, str]]
-    """Field names that are not detected automatically. Maps each benchmark to a mapping from our field names, such as
-    ``question`` (see ``verl.evaluation.benchmarks.rows.FIELD_NAMES``), to the names in the file."""
+    """Field names that are not detected automatically. Maps each benchmark to a mapping from standard field names, such
+    as ``question`` (see ``verl.evaluation.benchmarks.rows.FIELD_NAMES``), to the names in the file."""
     generated: dict[str, dict[str, Any]]
     """Maps reasoning-gym benchmarks to their options, as in training. ``dataset`` is the name of the generator."""
     max_problems: CountOrAll
     """Maximum number of problems per benchmark, in file order, or -1 for all."""
     few_shot: bool
-    """Prepend worked examples to each question of benchmarks that are usually evaluated few-shot with base models."""
+    """Prepend examples to the questions of benchmarks on which base models are usually evaluated few-shot."""
 
     @property
     def limit(self) -> int | None:
@@ -156,7 +156,7 @@ class RerankingConfig(ReadingModelConfig):
     """A reward model that ranks the responses to each problem, for rm@k and score-weighted voting."""
 
     path: str | None
-    """Sequence classification model with one output, like ``reward_model.model.path`` in training, or null."""
+    """Path of the reward model, as for ``reward_model.model.path`` in training, or null to use no reward model."""
     trust_remote_code: bool
     """Allow running code from the model folder."""
     max_length: PositiveInt
@@ -175,13 +175,13 @@ class EvaluationTrainerConfig(MachineOptions):
     """Workers and output of an evaluation."""
 
     experiment_name: FolderName
-    """Name of the evaluation in trackers, and of its output folder."""
+    """Name of the evaluation, used in trackers and in the path of the output folder."""
     default_local_dir: str | None
     """Output folder. If the folder already contains this evaluation, finished or not, the evaluation is resumed. Null
     selects a folder in ``<runs_dir>/evaluation/<experiment_name>/`` that is named after the evaluated models."""
     n_gpus_per_node: WorkersPerMachine | None
-    """Number of workers per machine. Null uses the GPU count of the smallest machine, or 2 on a CPU, rounded to a
-    multiple of ``rollout.tensor_parallel_size``."""
+    """Number of workers per machine. Null uses the GPU count of the smallest machine, or up to 2 workers on a CPU,
+    rounded down to a multiple of ``rollout.tensor_parallel_size``."""
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,14 @@ class JudgeModelConfig(Group):
     """Name of the model at ``base_url``."""
     path: str | None
     """Folder or hub id of a frozen model, ``policy`` for the weights that sampled the responses, or null. A frozen
-    model has its own engine on the trainer's devices, which sleeps while the policy samples or trains."""
+    model runs in a separate engine on the trainer's devices. The engine sleeps while the policy samples or trains."""
     trust_remote_code: bool
     """Allow running code from the model folder."""
     gpu_memory_utilization: Share
-    """Fraction of GPU memory for the frozen model's engine while it judges, including weights. The engine takes its
-    other options from ``rollout``. Ignored on a CPU."""
+    """Fraction of GPU memory for the frozen model's engine while it judges, including weights. All other options of the
+    engine are those of ``rollout``. Ignored on a CPU."""
     max_prompt_length: PositiveInt
-    """Maximum length in tokens of the prompt for a judge inside the run; longer prompts count as failures."""
+    """Maximum prompt length in tokens for a local judge. Longer prompts count as failures."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class JudgeConfig(Group):
     data_sources: Annotated[list[str], NAMES_ONCE]
     """Data sources whose responses are judged, or an empty list for all."""
     base_url: str | None
-    """Address of a server with OpenAI's chat completions API, such as ``http://127.0.0.1:8000/v1``, or null for a model
-    inside the run (``model.path``)."""
+    """Address of a server with OpenAI's chat completions API, such as ``http://127.0.0.1:8000/v1``, or null for a local
+    model (``model.path``)."""
     model: JudgeModelConfig
     rubric: str | None
     """YAML or JSON file with criteria, each a string or ``{criterion: ..., weight: ...}``. Null uses the record's
@@ -69,23 +69,23 @@ class JudgeConfig(Group):
     """Compare each response with other responses to the same prompt, in both orders, instead of scoring it alone. The
     score is the fraction of comparisons won. Ties count as half a win, and contradictory results as ties."""
     opponents: PositiveInt
-    """Number of other responses with which each response is compared: its neighbours if a prompt's responses form a
-    ring. Odd numbers are rounded up."""
+    """Number of other responses to compare each response with, rounded up to an even number. A prompt's responses form
+    a ring, and each is compared with its nearest neighbours."""
     votes: PositiveInt
-    """Number of judge answers to average; a server is queried for them sequentially. Values above 1 require a
+    """Number of judge answers to average. Requests for them to a server are sequential. Values above 1 require a
     ``temperature`` above 0."""
     temperature: Temperature
     """Sampling temperature of the judge; 0 decodes greedily."""
     max_tokens: PositiveInt
     """Maximum number of tokens in the judge's answer."""
     threshold: Probability
-    """Minimum score of a correct response, if no verifier or custom function determines correctness."""
+    """Minimum score of responses that count as correct, unless a verifier or custom function determines correctness."""
     instructions: str | None
     """Prompt for the judge, as text or a file, with the placeholders of ``verl.rewards.judge.INSTRUCTIONS``; null uses
     ``INSTRUCTIONS`` itself."""
     api_key_variable: str
-    """Environment variable with the server's API key, if required; a variable other than the default must be set. The
-    key itself is never written to any file."""
+    """Environment variable that contains the server's API key. Only the default variable may be unset. The key itself
+    is never written to a file."""
     rule_weight: float
     """Weight of the verifier's or custom function's score; with 0, only the judge's score counts."""
     weight: float
@@ -93,7 +93,7 @@ class JudgeConfig(Group):
 
     @property
     def is_in_run(self) -> bool:
-        """Whether the judge is a model inside the run rather than on a server."""
+        """Whether the judge is a local model rather than a model on a server."""
         return self.enable and self.model.path is not None
 
     @property
@@ -103,17 +103,17 @@ class JudgeConfig(Group):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the judge is a frozen model in an engine of the run."""
+        """Whether the judge is a local, frozen model."""
         return self.is_in_run and self.model.path != POLICY
 
     @property
     def waits(self) -> bool:
-        """Whether responses are judged only after sampling, by an engine of the run or once their group is complete."""
+        """Whether responses are judged after sampling, because the judge runs in an engine or compares responses."""
         return self.is_in_run or (self.enable and self.pairs)
 
     @property
     def max_length(self) -> int:
-        """Maximum total length in tokens of a prompt and answer of a judge inside the run."""
+        """Maximum combined length in tokens of prompt and answer for a local judge."""
         return self.model.max_prompt_length + self.max_tokens
 
     @property
@@ -190,7 +190,7 @@ class JudgeConfig(Group):
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the function ``JUDGE``.
 
-        Null arguments are included, because missing arguments would be filled from the columns of a record.
+        Arguments that are None are included, because missing arguments would be taken from the columns of a record.
 
         Raises ``ConfigError`` if the variable ``api_key_variable`` is not set, unless it is the default.
         """
@@ -208,7 +208,7 @@ class JudgeConfig(Group):
 
 
 def read_rubric(value: Any) -> list[Any]:
-    """Return the criteria of a record's rubric, which is a list, its JSON text, the text of one criterion, or empty.
+    """Return the criteria of a rubric, which may be a list, a list as JSON, the text of a single criterion, or empty.
 
     Raises ``ValueError`` if the rubric is malformed.
     """
@@ -234,7 +234,7 @@ def is_rubric(entries: Any) -> bool:
 
 
 def read_criterion(entry: Any) -> tuple[str, float]:
-    """Return the text and weight of a rubric entry. Raises ``ValueError`` if the entry is malformed."""
+    """Return the text and the weight of one criterion of a rubric. Raises ``ValueError`` if the entry is malformed."""
     criterion = {"criterion": entry} if isinstance(entry, str) else entry
     if isinstance(criterion, dict) and {*criterion} <= {"criterion", "weight"}:
         text, weight = criterion.get("criterion"), criterion.get("weight")

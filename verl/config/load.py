@@ -1,4 +1,4 @@
-"""Parses and validates configs, and converts Hydra's untyped tree to the frozen dataclasses."""
+"""Parses and validates configs, converting untyped Hydra configs to frozen dataclasses."""
 
 import json
 import os
@@ -38,18 +38,18 @@ _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str:
 
 
 def share_of(share: float, length: Any) -> int:
-    """Return a fraction of a length, at least 1; use it in YAML as ``${share_of:0.2,${data.max_response_length}}``."""
+    """Return a fraction of a length, at least 1, as in ``${share_of:0.2,${data.max_response_length}}``."""
     return max(1, int(share * length)) if type(length) is int else 1
 
 
 def at_least(least: int, *lengths: Any) -> int:
-    """Return the larger of a number and a sum of lengths; use it in YAML as ``${at_least:16384,${a},${b}}``."""
+    """Return the maximum of a number and a sum of lengths, as in the YAML value ``${at_least:16384,${a},${b}}``."""
     return max(least, sum(length for length in lengths if type(length) is int))
 
 
 _FITTED: dict[tuple[str, str], tuple[int, str]] = {}
-"""Maps an option and a model to the value that :func:`fitting` returned and a note to print if the value is used. Hydra
-also evaluates values that are not used, such as those that the command line overrides."""
+"""Values that :func:`fitting` returned, with notes to print if they are used, keyed by option and model. Hydra also
+evaluates unused values, such as those overridden on the command line."""
 
 
 @cache
@@ -86,17 +86,17 @@ def _print_fitted(values: Any) -> None:
 
 
 def is_embedded(model_path: str) -> bool:
-    """Return whether the path points to a tiny model for the embedded tasks."""
+    """Return whether the path is that of one of the tiny models shipped with the package."""
     return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
 
 
 def by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
-    """Choose a value by the type of the model; use it in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
+    """Choose the value for the kind of model, as in the YAML value ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
     return embedded if is_embedded(str(path)) else pretrained
 
 
 def fast_dtype(device: str) -> str:
-    """Return ``bfloat16``, or ``float32`` on CPUs without bfloat16; use it in YAML as ``${fast_dtype:${device}}``.
+    """Return ``bfloat16``, or ``float32`` on CPUs without bfloat16, as in the YAML value ``${fast_dtype:${device}}``.
 
     ``auto`` counts as a GPU if this machine has a GPU device file, or if there is a cluster, which may have GPUs.
     """
@@ -154,7 +154,7 @@ def parse_values(schema: type[ConfigT], values: Any) -> ConfigT:
 
 
 def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
-    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, including the group ``hydra`` if ``with_hydra``.
+    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``. ``with_hydra`` includes the config group ``hydra``.
 
     Raises ``ConfigError`` if an override is invalid.
     """
@@ -191,13 +191,13 @@ def _with_full_paths(config: Any) -> Any:
 
 
 def full_path(path: str) -> str:
-    """Return an import path with its file path made absolute; names and module paths are unchanged."""
+    """Return an import path with an absolute file path. Names and module paths remain unchanged."""
     file, colon, attribute = path.rpartition(":")
     return f"{Path(find_path(file)).resolve()}:{attribute}" if colon and file.endswith(".py") else path
 
 
 class _Parser:
-    """Builds ``schema`` from plain values; ``above`` is the prefix of option names in error messages."""
+    """Parser that builds ``schema`` from plain values. ``above`` is the prefix of option names in error messages."""
 
     def __init__(self, schema: Any, above: str = "") -> None:
         self.schema, self.above = schema, above
@@ -226,7 +226,7 @@ class _Parser:
             raise ConfigError("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
 
     def _convert(self, hint: Any, value: Any, path: str) -> Any:
-        """Convert ``value`` to the type ``hint``, including integers to floats and single values to lists."""
+        """Convert ``value`` to the type ``hint``, for example an integer to a float or a single value to a list."""
         kind, parts = get_origin(hint), get_args(hint)
         if hint is Any:
             return value
@@ -246,7 +246,7 @@ class _Parser:
         return _scalar(str if kind is Literal else hint, value, path)
 
     def _entry(self, hint: Any, value: Any, path: str) -> Any:
-        """Convert an entry of a mapping; for a dataclass, error messages suggest only its own options."""
+        """Convert an entry of a mapping. Error messages for a dataclass suggest only options of that dataclass."""
         parser = _Parser(hint, f"{path}.") if is_dataclass(hint) else self
         return parser._convert(hint, value, path)
 

@@ -10,9 +10,9 @@ RENAMED = {
     "actor.tis_cap": "algorithm.rollout_correction.rollout_is_threshold",
     "actor.tis_normalize": "algorithm.rollout_correction.rollout_is_batch_normalize",
 }
-"""Old name -> new name. The old value ``none`` becomes null."""
+"""Maps each old option name to its new name. The old value ``none`` becomes null."""
 REMOVED = {"trainer.log_release_names": "it was removed; docs/metrics.md has the release's name of each metric"}
-"""Removed option -> explanation and replacement."""
+"""Maps each removed option to an explanation and a replacement."""
 
 
 def with_new_names(overrides: Sequence[str]) -> list[str]:
@@ -29,7 +29,7 @@ def with_new_names(overrides: Sequence[str]) -> list[str]:
 
 
 def rename_options(tree: Any) -> None:
-    """Move values from old to new option names in place; the config may be malformed."""
+    """Move values from old to new option names in place, even if the config is malformed."""
     for old, new in RENAMED.items():
         places = []
         for name in (old, new):

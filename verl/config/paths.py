@@ -24,7 +24,7 @@ def find_path(path: str) -> str:
 
 
 def find_model(path: str) -> str:
-    """Like :func:`find_path`, but return the exported model for a checkpoint or a run (its newest checkpoint)."""
+    """Like :func:`find_path`, but return the exported model of a checkpoint or of a run's newest checkpoint."""
     path = find_path(path)
     if os.path.exists(os.path.join(path, "config.json")):
         return path

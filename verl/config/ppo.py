@@ -27,21 +27,21 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep the reference policy's parameters in host memory while unused. Offloading saves no memory on a CPU. With
+    """Keep the reference policy's parameters in host memory while not in use. Offloading saves no memory on a CPU. With
     LoRA, the reference policy has no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
 
 
 @dataclass(frozen=True)
 class CriticConfig(LearnerConfig):
-    """The critic and its training options; the critic is loaded only for ``algorithm.adv_estimator=gae``."""
+    """The critic, which is loaded only for ``algorithm.adv_estimator=gae``, and its training options."""
 
     model: ModelConfig
-    """A model with the policy's tokenizer: either a causal language model, whose output head is replaced by a value
-    head initialised to 0, or a saved critic or reward model, whose head is kept. The architecture must have a token
+    """A causal language model, critic or reward model with the policy's tokenizer. The output head of a causal language
+    model is replaced by a value head initialised to 0; other heads are kept. The architecture must have a token
     classification class in ``transformers`` with a head named ``score``, as for Llama, Mistral and Qwen."""
     cliprange_value: PositiveFloat
-    """Clip range of the value loss in units of reward, above 0; a value that has moved further than this towards its
-    return receives no gradient."""
+    """Positive clip range of the value loss in units of reward. A value that has already moved towards its return by
+    more than this range receives no gradient."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class PPOConfig(Group):
     def scores_in_update(self) -> bool:
         """Whether the first mini-batch can use its own forward pass to compute the old log-probabilities.
 
-        Nothing may need the log-probabilities earlier, and the update must use the same sequences without dropout."""
+        The log-probabilities must not be needed earlier, and the update must use the same sequences without dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward or self.teacher.in_advantage
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         differs = differs or self.rollout.multi_turn.agent.enabled
@@ -132,7 +132,7 @@ class PPOConfig(Group):
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """Maps config names to all models to load; ``model`` also serves as the reference policy."""
+        """All models to load, keyed by config name. ``model`` also serves as the reference policy."""
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
         models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
@@ -159,7 +159,7 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """Maximum number of steps to carry over a group; sampling ahead uses one step of ``max_staleness``."""
+        """Maximum delay of a group in steps; sampling ahead uses up one step of ``max_staleness``."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property
@@ -169,23 +169,23 @@ class PPOConfig(Group):
 
     @property
     def max_engine_length(self) -> int:
-        """Maximum sequence length in tokens of the engines, which may also judge responses."""
+        """Maximum sequence length in tokens that the engines must support, including prompts for judging."""
         judge = self.reward_score.judge
         return max(self.max_sequence_length, judge.max_length if judge.is_policy else 0)
 
     def judge_engine(self, device_type: str) -> RolloutConfig:
-        """Return the options of a frozen judge's engine; on a GPU, its KV cache uses the memory that remains."""
+        """Return the options of a frozen judge's engine. On a GPU, its KV cache uses the engine's remaining memory."""
         share = self.reward_score.judge.model.gpu_memory_utilization
         cache = 0 if device_type == "cuda" else self.rollout.kv_cache_memory_mb
         return replace(self.rollout, gpu_memory_utilization=share, kv_cache_memory_mb=cache)
 
     def actor_updates(self, total_steps: int) -> int:
-        """Return the number of optimizer steps of the policy in a run of ``total_steps``, at least 1."""
+        """Return the number of optimizer steps of the policy in ``total_steps`` training steps, at least 1."""
         steps = max(1, total_steps - self.trainer.critic_warmup)
         return steps * self.actor.ppo_epochs * math.ceil(self.data.train_batch_size / self.actor.ppo_mini_batch_size)
 
     def critic_updates(self, total_steps: int) -> int:
-        """Return the number of optimizer steps of the critic in a run of ``total_steps``."""
+        """Return the number of optimizer steps of the critic in ``total_steps`` training steps."""
         per_pass = math.ceil(self.data.train_batch_size / self.critic.ppo_mini_batch_size)
         return total_steps * self.critic.ppo_epochs * per_pass
 
@@ -302,7 +302,7 @@ class PPOConfig(Group):
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
     def _check_agents(self) -> None:
-        """Check the options for agent sessions, whose histories share one advantage and are not carried over."""
+        """Check the options for agent sessions, whose histories share an advantage and cannot span several steps."""
         turns = self.rollout.multi_turn
         if not (turns.enable and turns.agent.enabled):
             return
@@ -333,7 +333,7 @@ class PPOConfig(Group):
         require(manager.guide in available, "reward_manager.guidance_metric", manager.guide, fix)
 
     def _check_teacher(self) -> None:
-        """Check that the other options provide what the teacher needs, and that every signal has an effect."""
+        """Check that the teacher's options are compatible with the other options and have an effect."""
         teacher, parallel = self.teacher, self.model.ulysses_sequence_parallel_size
         if not teacher.enabled:
             return

@@ -36,7 +36,7 @@ class OverlongBufferConfig(Group):
 
 @dataclass(frozen=True)
 class AsyncFunctionsConfig(Group):
-    """Options for custom reward functions that are coroutines (``async def``), for example to query a service."""
+    """Options for asynchronous custom reward functions (``async def``), which can query a service, for example."""
 
     max_in_flight: PositiveInt
     """Maximum number of concurrent calls."""
@@ -50,7 +50,7 @@ class AsyncFunctionsConfig(Group):
 
 
 VERIFIER = "verl.rewards.registry:verifier"
-"""Import path that stands for the built-in verifier of a record's data source in a sum of functions."""
+"""Import path that represents the built-in verifier of a record's data source in a sum of reward functions."""
 
 SUMMAND = re.compile(r"(?:(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?([^*+]+:\w+)")
 """Pattern of one term in a sum of functions: an optional weight and an import path."""
@@ -87,7 +87,7 @@ class RewardScoreConfig(Group):
     if wrong and unboxed; ``mix``: 1 or 0; ``partial``: the fraction of passed tests for programs, 1 or 0 for other
     responses. If a prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
-    """Number of verifier processes, at most 4096; 0 uses one per core not used by workers (1 to 32)."""
+    """Number of verifier processes, at most 4096. 0 uses one per core that workers do not use, from 1 to 32."""
     timeout_s: Seconds
     """Time limit per response in seconds; on timeout, the verifier is killed and the response counts as wrong."""
     memory_limit_mb: PositiveInt
@@ -125,7 +125,7 @@ class RewardScoreConfig(Group):
 
     @property
     def function_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for all functions, and separate arguments for some functions, keyed by their path."""
+        """Keyword arguments for all functions, with those for verifier and judge nested under their import paths."""
         own = {VERIFIER: {}, **({JUDGE: self.judge.arguments()} if self.judge.enable else {})}
         return {**self.custom_kwargs, **own}
 
@@ -201,21 +201,21 @@ class RewardManagerConfig(Group):
     """Guide metric, whose deviation determines beta. The guide need not be in ``indicator_names``. Null selects the
     first indicator. The paper's later release always uses "Effective Rank diff 2"."""
     w_explore: list[float]
-    """Weights of the indicators when exploring (beta = 1), in the order of ``indicator_names``."""
+    """Indicator weights for exploration (beta = 1), in the order of ``indicator_names``."""
     w_exploit: list[float]
-    """Weights of the indicators when exploiting (beta = 0), in the order of ``indicator_names``."""
+    """Indicator weights for exploitation (beta = 0), in the order of ``indicator_names``."""
     hypothesis_type: Literal["PlanB", "FixTwo", "FixOne"]
     """``PlanB``: beta = sigmoid(gain * d_guide); ``FixTwo``: beta = 0.5; ``FixOne``: w = w_explore + w_exploit."""
     gain: float
     """Slope of the sigmoid in ``PlanB``."""
     kappa: Annotated[float, rule(lambda kappa: kappa >= 1, "must be at least 1")]
-    """Divisor that limits the bonus to |A| / kappa, so that no advantage changes sign; at least 1."""
+    """Divisor, at least 1, that limits the bonus to |A| / kappa, so that no advantage changes sign."""
     ema_alpha: Share
     """Weight of the newest batch mean in the baselines mu and in the score average, in (0, 1]."""
     aux_reward_global_weight: float
     """Coefficient c of Phi."""
     aux_fix: bool
-    """Keep c constant; false multiplies c by 1 - (ema_score + 1) / 2, so that Phi decreases as the score rises."""
+    """Keep c constant. False multiplies c by 1 - (ema_score + 1) / 2, so that Phi decreases as the score rises."""
 
     def check(self) -> None:
         names = self.indicator_names

@@ -47,7 +47,7 @@ StopTokenIds = list[Annotated[int, rule(lambda token: token >= 0, "tokens are nu
 
 @dataclass(frozen=True)
 class EngineConfig(Group):
-    """Options of the vLLM engine inside each worker, as part of the group ``rollout``."""
+    """Options in the group ``rollout`` for the vLLM engine inside each worker."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     """Precision of vLLM's weights: ``auto`` (float32 on CPU, bfloat16 on GPU) or the name of a floating-point type."""
@@ -87,7 +87,7 @@ class EngineConfig(Group):
 
 @dataclass(frozen=True)
 class SamplingFilters(Group):
-    """Sampling options other than the temperature that change the model's distribution."""
+    """Sampling options, other than the temperature, that modify the token distribution."""
 
     top_p: Share
     """Probability mass for nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
@@ -111,7 +111,7 @@ class SamplingConfig(SamplingFilters):
 
     @property
     def trains(self) -> bool:
-        """Whether the responses are used for training, which requires a temperature above 0."""
+        """Whether the responses are used for training. If so, the temperature must be above 0."""
         return False
 
     def check(self) -> None:
@@ -131,16 +131,16 @@ class AgentConfig(Group):
     """Options for agents that call the policy through OpenAI's chat completions API (docs/agents.md)."""
 
     path: str | None
-    """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``; ``async`` functions
-    share a process's event loop, and other functions run in threads. Must be null if ``command`` is set; both are null
-    without an agent."""
+    """Function ``agent(record, base_url, api_key) -> reward or None``, such as ``my.py:agent``. ``async`` functions
+    share the event loop of a process; other functions run in threads. At most one of ``path`` and ``command`` can be
+    set; without an agent, both are null."""
     command: str | None
     """Command that runs an agent, such as ``python my_agent.py``, with the record as JSON on standard input and the
     endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. The last output line may be ``{"reward": 1.0}``."""
     address: str
     """Address on which the endpoint listens. Agents on other machines must be able to reach this address."""
     max_sessions: PositiveInt
-    """Maximum number of concurrent sessions over all processes; each process runs at least one."""
+    """Maximum number of concurrent sessions across all processes. Each process runs at least one session."""
     max_rows: PositiveInt
     """Maximum number of histories per session. A request that does not extend an earlier one starts a new history."""
     timeout_s: Seconds
@@ -173,7 +173,7 @@ class MultiTurnConfig(Group):
     """Python functions, such as ``[my.py:calculator]``, whose annotations and Google-style docstrings tell the model
     how to call them; ``async`` functions run concurrently. The model receives return values as text."""
     tool_config_path: str | None
-    """YAML file in veRL's format that names subclasses of its ``BaseTool``; can be combined with ``tools``."""
+    """YAML file in veRL's format that lists subclasses of veRL's ``BaseTool``. Can be combined with ``tools``."""
     function_tool_path: str | None
     """Python file with additional tools, which are functions decorated with veRL's ``@function_tool``."""
     format: str
@@ -188,10 +188,10 @@ class MultiTurnConfig(Group):
     """Maximum length of a tool message in characters, at least 1; longer messages are truncated."""
     tool_response_truncate_side: Literal["left", "middle", "right"]
     """Part of a long message to cut off, as in veRL 0.9: ``left`` (beginning), ``right`` (end) or ``middle``. Earlier
-    veRL versions kept this part and cut off the rest."""
+    versions of veRL instead kept the specified part."""
     reward: Literal["add", "only"]
-    """How to use the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only``
-    uses the sum as the score without a verifier, so that a conversation is correct if the sum is above 0."""
+    """How to use the sum of the environment's rewards over all turns. ``add`` adds the sum to the verifier's score.
+    ``only`` uses the sum as the score, without a verifier; a conversation is correct if the sum is above 0."""
     reward_functions: list[str]
     """Reward functions with the parameter ``environments`` for classes with TRL's interface, such as ``[my.py:reached,
     0.5*my.py:short]``. Each is called once, at the end of a conversation, in the process of its object; the weighted
@@ -201,7 +201,7 @@ class MultiTurnConfig(Group):
     share one process."""
     timeout_s: Seconds
     """Time limit in seconds for an environment step, or for each tool call if any tool is ``async``. On timeout, the
-    step or call is stopped and answered with a message."""
+    step or call is stopped, and the policy receives a message instead."""
     memory_limit_mb: PositiveInt
     """Memory limit per step in MiB, on top of the process's memory after imports. Steps that exceed it are stopped."""
     agent: AgentConfig
@@ -218,7 +218,7 @@ class MultiTurnConfig(Group):
 
     @property
     def replaces_verifiers(self) -> bool:
-        """Whether the environment's rewards serve as scores; if so, prompts need no verifier and no ground truth."""
+        """Whether environment rewards replace verifier scores, so that prompts need no verifier and no ground truth."""
         return self.enable and self.reward == "only"
 
     @property
@@ -271,8 +271,8 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     """Free the engine's weights and KV cache during updates (vLLM's sleep mode, level 2); the next weight sync restores
     them. The option has no effect on a CPU."""
     check_weights: bool
-    """Check before the first step that engines sample with the policy's weights: noise is added to every weight, the
-    engines sample, the policy scores their tokens, and the weights are restored. Takes two weight syncs."""
+    """Check before the first step that engines sample with the policy's weights. Noise is added to every weight, the
+    engines sample, the policy scores the sampled tokens, and the weights are restored. Takes two weight syncs."""
     update_weights_bucket_megabytes: PositiveInt
     """Maximum size in MiB of a weight transfer message to the engine, at least 1; larger parameters are sent
     separately. A weight sync needs up to twice this memory. Affects speed, not results."""
@@ -297,7 +297,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
 
     @property
     def trains(self) -> bool:
-        """Whether the responses are used for training, which is always true for these options."""
+        """Whether the responses are used for training, which is always the case for this class."""
         return True
 
     @property
@@ -330,11 +330,11 @@ class AsyncTrainingConfig(Group):
     """Options for responses that span several training steps (docs/async.md)."""
 
     max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
-    """Maximum number of weight versions by which a response may lag behind the policy trained on it; 0 samples every
-    response in its own step. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
+    """Maximum number of weight versions between sampling a response and training on it. 0 trains on responses only in
+    the step that samples them. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End sampling as soon as enough groups are complete; unfinished responses continue with newer weights. Partial
-    rollouts require ``max_staleness`` of at least 1, or at least 2 with separate engines."""
+    """Stop sampling as soon as enough groups are complete, and continue unfinished responses with newer weights.
+    Partial rollouts require ``max_staleness`` of at least 1, or at least 2 with separate engines."""
 
     def check(self) -> None:
         fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"

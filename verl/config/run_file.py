@@ -13,7 +13,7 @@ RUN_CONFIG = "config.yaml"
 """Name of the configuration file in a run's folder."""
 
 MAX_BYTES = 1 << 17
-"""Maximum file size in bytes, which keeps parsing within seconds; real files have about 10 kB."""
+"""Maximum file size in bytes, which limits parsing to a few seconds. Typical files are about 10 kB in size."""
 
 MAX_INTEGER = 100
 """Maximum length of an integer in characters, because converting ``1:59:59:...`` takes quadratic time."""

@@ -34,8 +34,8 @@ class SFTTrainerConfig(RunConfig):
     """Run options of supervised fine-tuning."""
 
     stop_at_sequence_probability: Share
-    """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. The
-    metric is the mean probability of sampling the assistant turns of a conversation exactly, at temperature 1."""
+    """Stop at the first validation in which ``val/sequence_probability`` reaches this value; 1 never stops early. The
+    metric is the mean probability of sampling exactly the assistant turns of a conversation at temperature 1."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ KL_TYPES = (*_KL_TYPES, *(f"{name}+" for name in _KL_TYPES))
 
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES)
-"""Estimators that compare the responses to a prompt; for a single response, they return its reward. A custom estimator
-defines its own group size."""
+"""Estimators that compare the responses to a prompt, and use the reward of a single response unchanged. Custom
+estimators specify the required group size themselves."""
 _OTHERS = ("remax", "gae", "gpg", "opo", "grpo_passk")
 ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", *_OTHERS, *TOKEN_BASELINES)
 
@@ -45,8 +45,8 @@ class KLControlConfig(Group):
     target_kl: PositiveFloat
     """Target divergence per response token for ``adaptive``, in nats."""
     horizon: PositiveFloat
-    """Number of responses over which ``adaptive`` changes the coefficient by a fifth if the divergence is off target by
-    20% or more; larger values adapt more slowly."""
+    """Number of responses over which ``adaptive`` changes the coefficient by 20% if the divergence differs from its
+    target by 20% or more. Larger values adapt more slowly."""
 
     def check(self) -> None:
         fix = "adaptive control multiplies it, so it must be above 0"
@@ -66,7 +66,7 @@ class FilterGroupsConfig(Group):
     ``trainer.method`` and rank shaping do not affect the metric, because they run after filtering."""
     max_num_gen_batches: int
     """Maximum number of batches of ``data.gen_batch_size`` prompts to sample per step. At the limit, the step trains on
-    the groups collected so far, whereas veRL ends the run. 0 or less means no limit, but the run ends if 100 batches
+    the groups collected so far, while veRL ends the run. 0 or less means no limit, but the run ends if 100 batches
     yield nothing to learn from. Only the first batch of a step counts towards the epoch."""
 
 
@@ -90,18 +90,18 @@ class RolloutCorrectionConfig(Group):
     """Truncated importance sampling: weight each token's loss by the ratio p_trainer / p_rollout of the token or of the
     whole response, or null to disable it."""
     rollout_is_threshold: Any
-    """Maximum importance weight of ``rollout_is``, above 0, or a band such as ``"0.5_2.0"``. Weights outside the band,
-    per token or response, are set to 0 (IcePop, arXiv 2510.18855)."""
+    """Maximum importance weight for ``rollout_is``, or a band such as ``"0.5_2.0"``. Token or response weights outside
+    the band are set to 0 (IcePop, arXiv 2510.18855)."""
     rollout_is_batch_normalize: bool
     """Divide the importance weights by their batch mean, over tokens or responses depending on ``rollout_is``."""
     rollout_rs: list[str] | None
-    """Rejection rules, all of which must be satisfied, or null for none. A token has the ratio r = p_rollout /
-    p_trainer, with log r clamped to [-20, 20], and k1 = log r, k2 = (log r)^2 / 2, and k3 = 1/r - 1 + log r.
-    ``token_k1``, ``token_k2`` and ``token_k3`` mask single tokens; ``seq_sum_k1`` (the ratio of the whole response),
-    ``seq_mean_k1`` (the geometric mean of token ratios), ``seq_max_k2`` and similar rules mask whole responses."""
+    """Rejection rules, which are applied together, or null for none. A token has the ratio r = p_rollout / p_trainer,
+    with log r clamped to [-20, 20], and k1 = log r, k2 = (log r)^2 / 2, and k3 = 1/r - 1 + log r. ``token_k1``,
+    ``token_k2`` and ``token_k3`` mask single tokens; ``seq_sum_k1`` (the ratio of the whole response), ``seq_mean_k1``
+    (the geometric mean of token ratios), ``seq_max_k2`` and similar rules mask whole responses."""
     rollout_rs_threshold: list[Any] | None
-    """Bounds, one per rule or one for all rules. A k1 rule takes two bounds on the ratio, such as ``"0.5_2.0"``, or
-    only the upper bound, whose inverse is the lower bound; other rules take an upper bound in nats."""
+    """Bounds, one per rule or one for all rules. A k1 rule takes a range for the ratio, such as ``"0.5_2.0"``, or only
+    an upper bound, whose inverse is the lower bound. Other rules take an upper bound in nats."""
     rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
     """Threshold in [1e-8, 1), such as 1e-4: if any token's ratio p_trainer / p_rollout is lower, the whole response is
     rejected. Null disables this rule, which is logged as ``seq_max_k1``."""
@@ -168,7 +168,7 @@ def _rejection(field: str, rule: str, bound: str) -> Rejection:
 
 @dataclass(frozen=True)
 class PFPPOConfig(Group):
-    """Options for the resampling weights of responses with ``algorithm.use_pf_ppo``."""
+    """Options for the weights with which ``algorithm.use_pf_ppo`` resamples responses."""
 
     reweight_method: Literal["pow", "max_min", "max_random"]
     """Sampling weight of a response with reward r. ``pow``: abs(r) to the power of ``weight_pow``; ``max_min``: 1 for
@@ -188,8 +188,8 @@ class AlgorithmConfig(Group):
     ``critic``), ``gpg`` (centred, and scaled by the share of nonzero scores; arXiv 2504.02546), ``opo`` (centred at the
     length-weighted mean; arXiv 2505.23585), ``grpo_passk`` (rewards the best response by its lead over the second best;
     arXiv 2503.19595) or ``optimal_token_baseline`` (a minimum-variance baseline per token position of the policy, or no
-    baseline if only one response is that long), also called ``tir_optimal_token_baseline``. Any other value names a
-    custom estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and can
+    baseline if only one response is that long), also called ``tir_optimal_token_baseline``. A custom estimator is
+    specified as ``module:attribute`` or ``file.py:attribute`` (docs/extending.md). It cannot use a critic, but can
     require any number of responses per prompt."""
     adv_estimator_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``adv_estimator``."""

@@ -40,7 +40,7 @@ class TeacherServerConfig(Group):
     """Time limit per request in seconds."""
     max_retries: NotNegativeInt
     """Maximum number of retries of a failed request. The delay doubles after each retry. If all retries fail, the run
-    ends or restarts from its newest checkpoint (``trainer.max_restarts``)."""
+    ends or restarts from the latest checkpoint (``trainer.max_restarts``)."""
 
     def check(self) -> None:
         fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
@@ -59,19 +59,19 @@ class TeacherConfig(Group):
 
     model: ModelConfig
     """Teacher model, which must have the policy's tokenizer. ``path=none`` means no teacher. ``path=policy`` means the
-    policy itself with another ``prompt``, or a moving average of it (``update_rate``). If the sizes of the output heads
-    differ, only the tokenizer's tokens are compared."""
+    policy itself with another ``prompt``, or a moving average of it (``update_rate``). If the output heads differ in
+    size, only the tokenizer's tokens are compared."""
     server: TeacherServerConfig
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as text or
     messages, such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
     ``siblings``, it receives the response, its verdict, and the prompt's other responses with their verdicts. With such
-    parameters, the function may return None to give no signal. Null uses the policy's prompts."""
+    parameters, the function may return None to provide no signal. Null uses the policy's prompts."""
     update_rate: Share
     """Weight of the current policy in the moving average that serves as the teacher if ``path=policy``, in (0, 1]."""
     update_freq: PositiveInt
     """Number of training steps between updates of the moving average, which is a float32 copy of the policy. If
-    ``update_freq`` and ``update_rate`` are 1, there is no copy, and the teacher is the policy itself."""
+    ``update_freq`` and ``update_rate`` are both 1, the teacher is the policy itself, without a copy."""
     loss: Literal["reverse_kl", "forward_kl", "jsd", "abs", "mse", "k2", "low_var_kl", "k3"] | None
     """Divergence to minimise, or null to add the teacher's signal to the advantage. ``reverse_kl``, ``forward_kl`` and
     ``jsd`` (generalised Jensen-Shannon, arXiv 2306.13649) compare the distributions over the whole vocabulary; other
@@ -84,8 +84,8 @@ class TeacherConfig(Group):
     """Weight of the teacher in the mixture of ``loss=jsd``, above 0 and below 1."""
     top_k: NotNegativeInt
     """Number of the teacher's most likely tokens that ``reverse_kl``, ``forward_kl`` and ``jsd`` compare individually.
-    The remaining tokens are combined and compared as a single event. With 0, the losses compare the whole vocabulary
-    exactly, at little additional cost."""
+    All other tokens are combined and compared as a single event. 0 compares the distributions over the whole
+    vocabulary, at little additional cost."""
     temperature: PositiveFloat
     """Softmax temperature of policy and teacher in ``reverse_kl``, ``forward_kl`` and ``jsd``. Log-probabilities of
     sampled tokens use ``rollout.temperature``."""

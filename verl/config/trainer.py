@@ -25,12 +25,12 @@ class SamplesConfig(Group):
     """Fraction of prompts whose responses are stored in training, in (0, 1]; the selection is the same in every step.
     Validations are stored completely."""
     max_mb: PositiveFloat
-    """Maximum size of the folder in MiB, above 0. If the folder grows larger, every other stored step except the newest
-    is removed, starting with training steps. The remaining steps thus cover the whole run."""
+    """Maximum size of the folder in MiB. If the folder grows larger, stored steps other than the newest are removed,
+    training steps first. Each pass removes every other step, so the remaining steps cover the whole run."""
 
     tokens: bool
-    """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, which determine the
-    colours of tokens in the report. Tokens make a stored response about ten times larger."""
+    """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, which determine the token
+    colours in the report. This makes a stored response about ten times larger."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class TrainerConfig(RunConfig):
     except_save: list[Step]
     """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
-    """Number of initial steps that train only the critic, with ``gae``. With the same value, veRL runs one warm-up step
-    fewer. The policy's learning-rate schedule starts with its first update."""
+    """Number of initial steps that train only the critic, with ``gae``. For the same value, veRL runs one fewer warm-up
+    step. The policy's learning-rate schedule starts with its first update."""
     remove_clip: bool
     """Exclude responses that were cut at ``data.max_response_length`` from the losses. Truncated responses are still
     included in group statistics and logs."""
     deterministic: bool | None
-    """Make responses independent of engine speed: waiting requests are assigned only once all engines have replied, and
-    by token counts alone. Otherwise, each engine receives requests as soon as it has room, and the last bits of
+    """Make responses independent of engine speed. Waiting requests are assigned only once all engines have replied, and
+    based only on token counts. Otherwise, each engine receives requests as soon as it has room, and the last bits of
     log-probabilities depend on which responses are batched together. Null means true on a CPU. True also makes torch
     use deterministic operations in updates; operations without a deterministic implementation are listed after the
     first update."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
     """Number of responses from every stored training step and validation to show on the console and as tables in wandb
-    and TensorBoard. Responses are spread over the batch, so every validation shows the same prompts. 0 shows none."""
+    and TensorBoard. They are evenly spaced in the batch, so every validation shows the same prompts. 0 shows none."""
 
     def check(self) -> None:
         require_custom_kwargs("method", self.method, self.method_kwargs)
@@ -74,6 +74,6 @@ class TrainerConfig(RunConfig):
         return device_type == "cpu" if self.deterministic is None else self.deterministic
 
     def saves_nothing(self, total_steps: int) -> bool:
-        """Return whether a training run of ``total_steps`` ends without a checkpoint."""
+        """Return whether a training run of ``total_steps`` steps ends without saving a checkpoint."""
         saves = self.val_only or any(step <= total_steps for step in self.except_save)
         return super().saves_nothing(total_steps) and not saves

@@ -20,7 +20,7 @@ SWITCHES = {
     "critic.": "algorithm.adv_estimator=gae",
     "teacher.": "teacher.model.path",
 }
-"""Maps prefixes of option names to the setting without which these options have no effect."""
+"""Maps prefixes of option names to the setting that these options require to have an effect."""
 
 
 def unused_options(overrides: Iterable[str], config: PPOConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""Synthetic arithmetic with worked solutions, which a 1M-parameter character model can learn on a laptop CPU.
+"""Synthetic arithmetic task with worked solutions that a 1M-parameter character model can learn on a laptop CPU.
 
 A solution repeats the operands, zero-padded to the same width, then computes the result digit by digit in a fixed
 layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
@@ -7,8 +7,8 @@ layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
     4821 - 377   ->  4821-0377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-0-0=4-00;4444 \\boxed{4444}
     347 * 6      ->  347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \\boxed{2082}
 
-The third number of a step is the carry or borrow from the previous step. Because of the fixed layout, the model only
-needs to copy digits over a few fixed distances, so it learns the task in a few hundred steps.
+The third number of a step is the carry or borrow from the previous step. Because the layout is fixed, the model only
+needs to copy digits over a few fixed distances. It learns the task in a few hundred steps.
 """
 
 import random
@@ -30,8 +30,8 @@ SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 class ArithmeticTask:
     """Distribution of arithmetic problems.
 
-    A range ``(fewest, most)`` contains inclusive bounds on the number of decimal digits of an operand, which is drawn
-    uniformly. An invalid range raises a ``ValueError`` that names its field.
+    The number of decimal digits of an operand is drawn uniformly from a range ``(fewest, most)``, which includes both
+    bounds. An invalid range raises a ``ValueError`` that names its field.
     """
 
     sum_digits: tuple[int, int] = (3, 4)

@@ -20,10 +20,10 @@ from verl.data.samplers import ResumableRandomSampler, batch_loader
 from verl.data.templates import render_chat, render_record
 
 Conversation = tuple[list[int], list[int]]
-"""Token ids, and a loss mask that is 1 for tokens to train on."""
+"""Token ids, and a loss mask that is 1 for the tokens to train on."""
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Fields of a message in which services return a model's thoughts. Few chat templates read them."""
+"""Message fields in which services return a model's reasoning. Few chat templates read them."""
 
 
 class ConversationDataset(Dataset[Conversation]):
@@ -36,7 +36,7 @@ class ConversationDataset(Dataset[Conversation]):
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.conversations: list[Conversation] = []
         self.digests: dict[str, list[str]] = {}
-        """Digests of the untruncated conversations in each file, keyed by the option that names the file."""
+        """Digests of each file's untruncated conversations, keyed by option, such as ``data.train_files[0]``."""
         for i, path in enumerate(files):
             key, digests = config.messages_key, self.digests.setdefault(f"data.train_files[{i}]", [])
             for row_number, row in enumerate(read_rows(path, [key], "data.messages_key", [key, "tools"])):
@@ -78,11 +78,11 @@ def tokenize_conversation(
 ) -> Conversation:
     """Return a conversation's token ids and a mask of the assistant turns, including end-of-turn tokens.
 
-    A turn consists of the tokens that the template appends for it, so it must not change how earlier turns are
-    rendered. Turns with ``weight`` 0 (OpenAI's format for fine-tuning) are only context. Turns after the first
+    A turn's tokens are those that the template appends for it, so a turn must not change how earlier turns are
+    rendered. Turns with ``weight`` 0 (as in OpenAI's fine-tuning format) serve only as context. Turns after the first
     ``max_length`` tokens are skipped, because rendering all turns takes quadratic time.
 
-    Raises ``ConfigError`` if a turn changes earlier ones, if the template omits tools, tool calls or thoughts, if a
+    Raises ``ConfigError`` if a turn changes earlier ones, if the template omits tools, tool calls or reasoning, if a
     weight is neither 0 nor 1, or if there is no turn to train on.
     """
 

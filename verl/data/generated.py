@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from verl.config.checks import require
 
 SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Maps each split to its fraction of all questions, in 32nds."""
+"""Maps each split to its share of all questions, in units of 1/32."""
 
 MAX_MISSES = 10_000
-"""Number of consecutive draws without a new question after which the task is considered exhausted."""
+"""Maximum number of consecutive draws without a new question before the task is considered exhausted."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ def draw_split(
 ) -> list[GeneratedProblem]:
     """Draw ``size`` problems with distinct questions from the split ``name``, a key of ``SPLIT_SHARES``.
 
-    :func:`split_of` assigns each question to one split, so splits never overlap, whatever the seeds and sizes. A larger
-    ``size`` extends the list of a smaller one. Raises ``ValueError`` if the split is unknown or the task has too few
-    distinct questions.
+    :func:`split_of` assigns each question to one split, so splits never overlap, whatever the seeds and sizes. The
+    problems for a smaller ``size`` are a prefix of those for a larger one. Raises ``ValueError`` if the split is
+    unknown or the task has too few distinct questions.
     """
     require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")
     require(size >= 0, "size", size, "must be at least 0")

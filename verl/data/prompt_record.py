@@ -18,7 +18,7 @@ class PromptRecord:
     data_source: str
     """Name of the verifier."""
     ground_truth: Any
-    """Answer as a JSON value, which can be null only with a custom reward function."""
+    """Answer as a JSON value. It may be null only with a custom reward function."""
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
     """Chat from the data file, followed by the environment's first observation. Plain text becomes one user message."""

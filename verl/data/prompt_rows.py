@@ -21,7 +21,7 @@ from verl.data.templates import (
 from verl.rewards.registry import GROUND_TRUTH, check_ground_truth
 
 MEDIA = ("images", "videos")
-"""Names of the media columns in multimodal records of veRL."""
+"""Names of the media columns in veRL's multimodal records."""
 ONE_TURN_AGENT = "single_turn_agent"
 """Value of ``agent_name`` in veRL's records for single-turn responses."""
 TOOL_AGENT = "tool_agent"
@@ -41,11 +41,11 @@ NOTES = {
     "{first}); remove the message if it is the answer to learn",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Maps each kind of user note to its text."""
+"""Maps each kind of note for the user to its text."""
 
 
 class PromptReader:
-    """Converter of data file rows to prompt records, which also collects notes for the user."""
+    """Reader that converts data rows to prompt records and collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, scored: bool = True) -> None:
         """Prepare a reader. ``scored`` indicates whether verifiers score the responses."""
@@ -62,7 +62,7 @@ class PromptReader:
         self._first_at: dict[int, str] = {}
 
     def read(self, row: Mapping[str, Any], where: str) -> PromptRecord:
-        """Convert a row to a numbered record without tokens. ``where`` describes the row in error messages.
+        """Convert a row to a numbered, not yet tokenized record. ``where`` describes the row in error messages.
 
         Raises ``ConfigError`` if the row is malformed or if responses to it cannot be scored.
         """
@@ -207,7 +207,7 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
 def read_extra_info(value: Any) -> Mapping[str, Any]:
     """Return ``extra_info``, which can be a mapping or JSON text, as a mapping.
 
-    Null becomes an empty mapping, and any other value is stored under the key ``value``.
+    Null becomes an empty mapping, and values of other types are stored under the key ``value``.
     """
     if value is None:
         return {}

@@ -27,7 +27,7 @@ COLUMN_OPTIONS = (
     "data.prompt_key, data.answer_key, and data.reward_fn_key or data.data_source, the verifier (data.prompt_key="
     'question data.answer_key=answer data.data_source=math for {"question": "1 + 1?", "answer": "2"}),'
 )
-"""Text for error messages that lists the options for column names, with an example."""
+"""Part of an error message that lists the options for column names and gives an example."""
 
 
 class PromptDataset(Dataset[PromptRecord]):
@@ -99,7 +99,7 @@ def _read_sources(
 
 
 class PromptLayout(NamedTuple):
-    """Column names in prompt files, and defaults for missing columns. The fields have the names of ``data`` options."""
+    """Column names in prompt files, and defaults for missing columns. The fields are named like options in ``data``."""
 
     prompt_key: str = "prompt"
     reward_fn_key: str = "data_source"
@@ -111,7 +111,7 @@ class PromptLayout(NamedTuple):
     """Whether to add all other columns to ``extra_info``, for environments that are initialized from a row."""
 
     def columns(self, scored: bool = True) -> list[str]:
-        """Return the columns that every row must have, which is only the prompt if no verifier scores the responses."""
+        """Return the required columns, which are only the prompt column if no verifier scores the responses."""
         if not scored:
             return [self.prompt_key]
         source = [self.reward_fn_key] if self.data_source is None else []
@@ -128,7 +128,7 @@ class PromptLayout(NamedTuple):
         return [self.completed(row, scored) for row in rows]
 
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
-        """Fill in missing columns: those that ``answer_key`` and ``data_source`` provide, and optional columns.
+        """Fill in missing optional columns and the columns that ``answer_key`` and ``data_source`` provide.
 
         Columns that match parameters of a custom reward function are added to ``extra_info``. The prompt always matches
         the parameter ``prompt``, even if its column has a different name and another column is called ``prompt``.

@@ -69,7 +69,7 @@ class _Epoch(Iterator[int]):
 
 
 class MixingSampler(ResumableRandomSampler):
-    """A sampler that mixes the concatenated files of a dataset in proportion to ``weights``.
+    """Sampler that mixes the files of a concatenated dataset in proportion to ``weights``.
 
     Each epoch is shuffled and has as many prompts as the dataset. File i contributes ``counts[i]`` prompts, which are
     drawn without replacement until all of the file's prompts have been drawn.
@@ -138,7 +138,7 @@ class CustomSampler(Sampler[int]):
 
     @property
     def note(self) -> str:
-        """Warning about state that is lost on resuming, or an empty string."""
+        """Warning that the sampler's state is lost on resuming, or an empty string."""
         if hasattr(self.inner, "update") and not self.state.exists:
             return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
         return ""

@@ -22,7 +22,7 @@ EXAMPLE = ("", Verdict(False, False, "missing", score=0.0))
 
 
 class TeacherPrompts:
-    """Creates the teacher's prompts with the function ``teacher.prompt`` and renders them with ``data.template``.
+    """Calls the function ``teacher.prompt`` and renders the prompts that it returns with ``data.template``.
 
     Args:
         path: Import path of a function that accepts a :class:`PromptRecord` and returns a string or a list of messages,
@@ -81,7 +81,7 @@ class TeacherPrompts:
         return prompts
 
     def _tokens(self, record: PromptRecord, optional: Mapping[str, Any], where: str) -> list[int] | None:
-        """Return the tokens of the function's prompt. The function receives copies, so it cannot change the batch."""
+        """Tokenize the prompt that the function returns. It receives copies, so it cannot change the batch."""
         copied = replace(record, messages=deepcopy(record.messages), extra_info=dict(record.extra_info))
         returned: Any = self.function(copied, **{name: optional[name] for name in self.function.optional})
         if returned is None and self.read_verdicts:

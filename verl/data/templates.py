@@ -226,7 +226,7 @@ _MARKERS = re.compile(
 
 
 def template_marker(text: str) -> str | None:
-    """Return a template marker in ``text``, such as ``<|im_start|>``, or None if no template has been applied."""
+    """Return the first template marker in ``text``, such as ``<|im_start|>``, or None if there is none."""
     match = _MARKERS.search(text)
     return None if match is None else f"{match.group(1)}: ... {match.group(2)}:" if match.group(1) else match.group()
 

@@ -1,4 +1,4 @@
-"""Generated word problems with one or two steps and varied wording, as a first task for small pretrained models.
+"""Generated word problems with one or two steps and varied wording, for first runs with small pretrained models.
 
 The problems are easy enough that an instruction-tuned model with 0.1 to 0.6 billion parameters solves some of them
 before training. A solution shows the steps and ends with a line ``#### ANSWER``, as in GSM8K::
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from verl.data.generated import GeneratedProblem, draw_split
 
 INSTRUCTION = "Answer in one short sentence."
-"""Last sentence of every question. Without it, or if asked only for a number, small models write long answers."""
+"""Last sentence of every question. Small models write long answers without it, or if asked only for a number."""
 
 NAMES = "Ana Ben Carla Deniz Emil Fatou Grace Hugo Ines Jun Kofi Lena Mina Noor".split()
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")

@@ -1,5 +1,5 @@
 """Evaluation of models on benchmarks, from sampling and scoring responses to statistics and a report.
 
-Import order within the package: store, benchmarks <- targets <- tasks <- generation, scoring;
-results <- statistics <- report; evaluate imports all of them.
+Modules import only modules of earlier layers. The layers are (``store``, ``benchmarks``, ``targets``, ``results``),
+(``tasks``, ``statistics``), (``generation``, ``scoring``, ``report``), ``reranking`` and ``evaluate``.
 """

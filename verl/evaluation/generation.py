@@ -26,7 +26,7 @@ from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
-"""Number of engine steps per call, which take about one or two seconds with a real model."""
+"""Number of engine steps per call. With a real model, they take one or two seconds."""
 
 
 def generate_target(job: Job, target: Target, title: str, stores: Mapping[EvaluationTask, SampleStore]) -> None:
@@ -64,7 +64,7 @@ def generate_target(job: Job, target: Target, title: str, stores: Mapping[Evalua
 
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
-    """Start workers that serve ``model`` and that the caller must close. Raises ``WorkerError`` if loading fails."""
+    """Start workers that serve ``model``; the caller must close them. Raises ``WorkerError`` if loading fails."""
     calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
     return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
@@ -134,7 +134,7 @@ def generate_missing(
 
 
 def environment_figures(part: Batch) -> list[dict[str, float]]:
-    """Return the environment reward, turns and counts of each conversation, or empty dicts for single turns."""
+    """Return the environment reward, turns and counts of each conversation, or empty dicts if there are none."""
     if "environment_rewards" not in part:
         return [{} for _ in range(len(part))]
     columns = zip(part.environment_rewards.tolist(), part.turns.tolist(), part.call_counts.tolist(), strict=True)

@@ -36,7 +36,7 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class StoredScore:
-    """Score of one sample by the reward model."""
+    """Reward model score of one sample."""
 
     problem: int
     sample: int

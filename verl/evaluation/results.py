@@ -1,4 +1,4 @@
-"""Evaluation results, which are a checkpoint's scored samples on a benchmark, and their output files."""
+"""Evaluation results and their output files. A result consists of a checkpoint's scored samples on a benchmark."""
 
 import json
 from collections import Counter
@@ -61,11 +61,11 @@ class ScoredSample:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Rank metrics of the response, keyed by name. Undefined metrics are not finite."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """Additional JSON values returned by a custom reward function, keyed by name."""
+    """Additional JSON values from a custom reward function, keyed by name."""
     conversation: Sequence[Mapping[str, str]] = ()
-    """Messages with their roles if the response has several turns, otherwise empty."""
+    """Messages with their roles if the response has several turns; otherwise empty."""
     environment: Mapping[str, float] = field(default_factory=dict)
-    """Sum of the environment's rewards, number of turns, and counts, keyed by name; empty for a single turn."""
+    """Sum of the environment's rewards, number of turns, and other counts, keyed by name. Empty for a single turn."""
     score: float | None = None
     """Reward model score, or None if no reward model was used."""
 

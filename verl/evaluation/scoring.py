@@ -69,7 +69,7 @@ def score_samples(
 ) -> TaskResult:
     """Return the result of a task with complete samples, computing missing and outdated verdicts.
 
-    If ``scored`` is False, no verifier runs, and responses with a positive environment reward are correct. Raises
+    If ``scored`` is False, no verifier runs, and responses with a positive environment reward count as correct. Raises
     ``ConfigError`` if :func:`score_batches` fails or a line of the verdict file is damaged.
     """
     verdicts = _verdicts(task, samples, n, verifiers) if scored else {}
@@ -95,7 +95,7 @@ def score_samples(
 def _verdicts(
     task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
 ) -> dict[SampleKey, StoredVerdict]:
-    """Return the verdicts on all samples, computing and storing those that are missing or outdated."""
+    """Return the verdicts on all samples, after computing and storing missing or outdated verdicts."""
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: digest_of(samples[key].response) for key in keys}
     settings = verdict_settings(task.problems, verifiers.config)

@@ -48,13 +48,13 @@ AVERAGE = "macro average"
 
 MIN_CHANGED = 6
 """Minimum number of problems with different results in two runs for a difference to count as significant. With fewer
-problems, all differences have the same sign by chance with a probability above 5% (2 / 2^5 for five problems), even if
-the bootstrap interval excludes zero."""
+problems, all differences have the same sign by chance with a probability above 5% (2 / 2^5 for five problems), and the
+bootstrap interval may then exclude zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]
-"""Columns of ``results.csv``: numbers of problems with and without samples, minimum and maximum number of samples per
-problem, and response means of token count, truncation, and :func:`repetition_rate`."""
+"""Columns of ``results.csv``. ``NUMBERS`` counts problems with and without samples, and gives the minimum and maximum
+number of samples per problem. ``RATES`` are means over responses, including the :func:`repetition_rate`."""
 
 Key = tuple[str, str]
 """Benchmark and label that identify a row."""
@@ -80,7 +80,7 @@ class Summary:
     labels: list[str]
     benchmarks: list[str]
     averaged: list[str]
-    """Benchmarks with results for every run, over which averages are computed, or empty if there are fewer than two."""
+    """Benchmarks to average over, which are those with results for every run. Empty if there are fewer than two."""
 
     @property
     def ks(self) -> list[int]:
@@ -99,7 +99,7 @@ class Summary:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the rank metrics, each of which has a column ``<name>/<group>`` for every entry of ``GROUPS``."""
+        """Names of the rank metrics. Each metric has a column ``<name>/<group>`` for every entry of ``GROUPS``."""
         return [column.removesuffix("/all") for column in self.table if column.endswith("/all")]
 
 
@@ -160,7 +160,7 @@ def _ordered(summary: Summary) -> Summary:
 
 
 def problem_figures(result: TaskResult) -> pd.DataFrame:
-    """Return the statistics ``[P, K]`` of problems with samples, for k = 1, 2, 4, ... up to the minimum sample count.
+    """Return a ``[P, K]`` table of statistics of problems with samples, for k = 1, 2, 4, ... up to the minimum count.
 
     Problems are identified by index and question, since two runs may use different versions of a benchmark.
     """
@@ -205,7 +205,7 @@ def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
 
 
 def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.DataFrame:
-    """Return column means over problems, followed by column means over resampled problems, ``[1 + draws, K]``.
+    """Return a table of shape ``[1 + draws, K]`` with column means over the problems and then over resampled problems.
 
     All columns share the same draws. With a single problem, the variance is unknown, so the draws are NaN.
     """
@@ -250,7 +250,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
 
 
 def _counts(result: TaskResult) -> dict[str, Any]:
-    """Return the numbers of problems and samples, reason counts, the ``RATES``, and mean metrics."""
+    """Return the numbers of problems and samples, the count of each reason, the ``RATES``, and mean metrics."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     counts = [len(problem.samples) for problem in result.problems if problem.samples]
     numbers = (len(counts), len(result.problems) - len(counts), min(counts, default=0), max(counts, default=0))

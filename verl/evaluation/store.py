@@ -33,7 +33,7 @@ RecordT = TypeVar("RecordT")
 
 
 def digest(content: bytes, size: int = 8) -> str:
-    """Return a hexadecimal digest of ``content`` that is ``size`` bytes long."""
+    """Return a digest of ``content`` with ``size`` bytes as a hexadecimal string."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
@@ -155,10 +155,10 @@ class StoredSample:
     token_ids: list[int] = field(default_factory=list)
     """Token ids of the response, or empty if they are not stored."""
     conversation: list[dict[str, str]] = field(default_factory=list)
-    """Conversation parts (see :func:`verl.rollout.environments.conversations.conversation_parts`), or empty for a
-    single turn."""
+    """Parts of the conversation (see :func:`verl.rollout.environments.conversations.conversation_parts`), or empty for
+    a single turn."""
     environment: dict[str, float] = field(default_factory=dict)
-    """Sum of the environment's rewards, number of policy turns, and counts (see
+    """Sum of the environment's rewards, number of policy turns, and other counts (see
     :data:`verl.rollout.environments.pool.COUNTS`), or empty for a single turn."""
 
 

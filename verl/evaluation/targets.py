@@ -34,7 +34,7 @@ MAX_FOLDER_NAME = 100
 
 @dataclass(frozen=True)
 class Target:
-    """One model to evaluate: a checkpoint of a training run, or a standalone model."""
+    """Model to evaluate: a checkpoint of a training run, or a standalone model."""
 
     run: str
     """Alias of the run, or name of the model."""
@@ -107,7 +107,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: RunDisplay) -> 
 
 
 def _targets_of(alias: str, path: str, entry: TargetConfig, display: RunDisplay) -> tuple[list[Target], str]:
-    """Return the models of one config entry and a folder name. Missing steps are reported as errors on ``display``.
+    """Return a config entry's models and a result folder name. Missing steps are reported as errors on ``display``.
 
     Raises ``ConfigError`` if ``path`` is neither a model nor a training run.
     """
@@ -165,7 +165,7 @@ def _target(entry: TargetConfig, run: str, step: int, model: str, folder: str = 
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Return the number and model path of ``step`` (``LAST``: newest). Raise ``ConfigError`` if the step is missing."""
+    """Return the number and model path of ``step`` (``LAST``: the newest). Raise ``ConfigError`` if it is missing."""
     if step == 0:
         model = find_model(base or _run_text(root, "model", "path"))
         if not model:

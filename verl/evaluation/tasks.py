@@ -1,6 +1,6 @@
 """Preparation of an evaluation or analysis job and its tasks.
 
-A task evaluates one model on one benchmark at one temperature, with its own prompts and folder.
+A task evaluates one model on one benchmark at one temperature, and has separate prompts and a separate folder.
 """
 
 import os
@@ -53,7 +53,7 @@ OMITTED_IF_UNSET = ("function_tool_path", "reward_functions")
 """Options of conversations that earlier versions did not have, so that their samples remain usable."""
 
 AGENT_PROMPT_TOKENS = 4096
-"""Number of tokens that engines reserve for the first messages of an agent."""
+"""Number of tokens that engines reserve for an agent's first messages."""
 
 CPU_WORKERS = 2
 """Default number of worker processes on a CPU, limited by the number of cores."""
@@ -87,7 +87,7 @@ class EvaluationTask:
 
 @dataclass(frozen=True)
 class Job:
-    """Evaluation or analysis with inputs that were loaded and validated before any engine starts."""
+    """Evaluation or analysis job, whose inputs are loaded and validated before any engine starts."""
 
     config: EvaluationConfig
     """Config that determines how responses are sampled."""

@@ -30,7 +30,7 @@ HOOKS = ("choose_prompts", "sampling", "resample", "learn_from", "shape_rewards"
 """Names of the hooks that a subclass can override."""
 
 RENAMED = {"judged": "resample", "change_rewards": "shape_rewards"}
-"""Former name -> current name of each renamed hook."""
+"""Maps the former name of each renamed hook to its current name."""
 
 MAX_ROUNDS = 7
 """Maximum number of times that a prompt can be resampled in a step."""
@@ -92,7 +92,7 @@ class MethodCalls:
 
     @property
     def candidates_per_prompt(self) -> int:
-        """Number of candidate prompts to read per sampled prompt."""
+        """Number of candidate prompts to read for each prompt in a batch."""
         return self.method.candidates_per_prompt
 
     def begin_step(self, step: int) -> None:
@@ -142,7 +142,7 @@ class MethodCalls:
         return dict(sorted(edited.items()))
 
     def learn_from(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """Return the batch to train on (``batch`` if the hook is not overridden) and metrics."""
+        """Return the batch to train on, which is ``batch`` if the hook is not overridden, and metrics."""
         if not self.overrides("learn_from"):
             return batch, {}
         n, step = self.config.rollout.n, self.method.step
@@ -163,7 +163,7 @@ class MethodCalls:
         return chosen, metrics
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Return the shaped rewards, [B] float64, and metrics of the change."""
+        """Return the shaped rewards, a float64 tensor of shape [B], and metrics of their change."""
         if not self.overrides("shape_rewards"):
             return rewards, {}
         changed = self._call("shape_rewards", batch, rewards.clone())
@@ -249,9 +249,9 @@ class MethodCalls:
 
 
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
-    """Return the sampling parameters of all G * n responses; responses with the same parameters share one object.
+    """Return the sampling parameters of all G * n responses, with one shared object per combination of parameters.
 
-    Raises ``ConfigError``, with ``where`` in its message, if a parameter is out of range or has the wrong shape.
+    Raises a ``ConfigError`` that contains ``where`` if a parameter is out of range or has the wrong shape.
     """
     made: dict[tuple[Any, ...], SamplingConfig] = {}
     shape = (num_prompts, base.n)
@@ -273,7 +273,7 @@ def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig
 
 
 def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
-    """Return validated temperatures, [T] float32 with T <= ``max_positions``."""
+    """Return validated float32 temperatures of shape [T], with T <= ``max_positions``."""
     table = _numbers(f"{where}: {TABLE}", values).astype(np.float32)
     if table.ndim != 1 or not 1 <= len(table) <= max_positions or not ((table >= 0.01) & (table <= 1000)).all():
         shape = list(table.shape)
@@ -282,7 +282,7 @@ def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
 
 
 def _numbers(what: str, values: Any, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
-    """Convert ``values`` to an array, broadcast to ``shape``, [G, n], unless ``shape`` is None."""
+    """Convert ``values`` to an array and broadcast it to ``shape`` [G, n] unless ``shape`` is None."""
     try:
         array = np.asarray(values, dtype=np.float64)
         return array if shape is None else np.broadcast_to(array, shape)

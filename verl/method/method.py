@@ -21,7 +21,7 @@ Prompt = str | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Results for the G prompts of a step, before any edits by :meth:`Method.resample`."""
+    """Results of a step for its G prompts, as they were before any edits by :meth:`Method.resample`."""
 
     step: int
     indices: list[int]
@@ -63,7 +63,7 @@ class Method:
     step: int = 0
     """Number of the current step, starting at 1."""
     candidates_per_prompt: int = 1
-    """Number of candidates per prompt that :meth:`choose_prompts` receives; can be set in ``__init__``."""
+    """Number of candidates per prompt to pass to :meth:`choose_prompts`. Can be set in ``__init__``."""
 
     # --- Hooks, in the order of a step ---
 
@@ -109,7 +109,7 @@ class Method:
         return batch
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Return the rewards for training, [B], based on the original ``rewards``, [B] float64.
+        """Return the rewards for training, based on the original float64 ``rewards``, both of shape [B].
 
         This hook runs after the verifiers, reward model and overlong penalty have been applied, and before rank
         shaping, the KL penalty and advantages. The hook does not affect dynamic sampling or validation.
@@ -143,7 +143,7 @@ class Method:
 
     @property
     def max_response_length(self) -> int:
-        """Maximum number of tokens in a response, R."""
+        """Maximum response length R in tokens."""
         return self.config.data.max_response_length
 
     def by_prompt(self, batch: Batch) -> list[Batch]:

@@ -13,13 +13,13 @@ from verl.data.prompt_record import PromptRecord
 
 
 class ReplayBuffer:
-    """Buffer of at most ``capacity`` responses that drops the oldest groups first and uses about 20 bytes per token.
+    """Buffer of at most ``capacity`` responses. Drops the oldest groups first and uses about 20 bytes per token.
 
-    Include the buffer's ``state_dict()`` in that of the method.
+    Include the buffer's ``state_dict()`` in the method's ``state_dict``.
     """
 
     def __init__(self, capacity: int, prompts: Sequence[PromptRecord]) -> None:
-        """Create an empty buffer. The training data ``prompts`` (``Method.prompts``) is not saved with the buffer."""
+        """Create an empty buffer. ``prompts``, the training data (``Method.prompts``), is not saved with the buffer."""
         if capacity < 1:
             raise ValueError(f"capacity={capacity}: must be at least 1")
         self.capacity = capacity
@@ -64,5 +64,5 @@ class ReplayBuffer:
         return {} if self._held is None else batch_state(self._held, self.prompts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore saved responses. Raises ``ConfigError`` if the training data has changed in the meantime."""
+        """Restore saved responses. Raises ``ConfigError`` if the training data has changed since they were saved."""
         self._held = batch_from_state(state, self.prompts) if state else None

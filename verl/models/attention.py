@@ -1,10 +1,10 @@
-"""Attention over packed sequences, which are concatenated without padding and attend only to themselves.
+"""Attention over packed sequences, which are concatenated without padding. Each sequence attends only to itself.
 
 ``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
 registers packed versions under :func:`packed_name`. The packed versions read sequence boundaries from the keyword
-arguments that ``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). An additional
-argument, ``sequence_group``, is the group of workers that share the tokens. Without these arguments, the functions
-process padded sequences like the original implementation.
+arguments that ``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). The additional
+argument ``sequence_group`` is the process group across which the tokens are split. Without these arguments, the
+functions process padded sequences like the original functions.
 
 Shapes: B sequences, H query heads, K key and value heads, T tokens of a packed batch, D head dimension.
 """
@@ -188,7 +188,7 @@ def _padded(
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
-    """Compute attention over packed sequences, [1, T, H, D].
+    """Compute attention over packed sequences, and return outputs of shape [1, T, H, D].
 
     Kernels process all sequences at once and align the last query of each sequence with its last key. Without a kernel,
     sequences are processed one at a time and must have as many keys as queries.
@@ -210,7 +210,7 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """Compute attention with shared prompts, [1, T, H, D]. The output at padding tokens is 0."""
+    """Compute attention with shared prompts. The output has shape [1, T, H, D] and is 0 at padding tokens."""
     fillers = query.shape[2] - shared.num_tokens
     query, key, value = (states[:, :, : shared.num_tokens] for states in (query, key, value))
     if options.flash or _has_varlen_kernel(query, value, options):
@@ -222,10 +222,10 @@ def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPr
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """Compute attention with shared prompts, [1, T, H, D], batching prompts and responses of similar length."""
+    """Compute attention with shared prompts in batches of similar length, and return outputs of shape [1, T, H, D]."""
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
-        """Gather the states of ``tokens`` [N, L] into a tensor [N, H, L, D]."""
+        """Gather the states of ``tokens``, of shape [N, L], into a tensor of shape [N, H, L, D]."""
         selected = take_tokens(states[0].transpose(0, 1), tokens.flatten())
         return selected.view(*tokens.shape, *selected.shape[1:]).transpose(1, 2)
 
@@ -296,9 +296,9 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Compute attention of queries [B, H, Q, D] over keys and values [B, K, N, D]; return [B, H, Q, D].
+    """Compute attention for queries of shape [B, H, Q, D] and keys and values of shape [B, K, N, D].
 
-    The mask [B, 1, Q, N] is True where a query attends to a key; None means causal attention.
+    Returns shape [B, H, Q, D]. ``mask``, of shape [B, 1, Q, N], is True where a query attends to a key; None is causal.
     """
     if options.implementation != "sdpa":
         return _eager(query, key, value, mask, options)
@@ -324,7 +324,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
 
 
 def _mask_of_padded_rows(make_mask: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
-    """Call ``make_mask`` for padded sequences, or return None for packed ones, whose mask would be quadratic."""
+    """Call ``make_mask`` for padded sequences. Return None for packed sequences, whose mask would be too large."""
     return None if kwargs.get("attention_mask") is None else make_mask(*args, **kwargs)
 
 

@@ -27,15 +27,15 @@ GPU_PACKAGES = {
     ),
     "liger": ("liger_kernel", "", "liger-kernel", "`pip install liger-kernel`"),
 }
-"""Maps GPU-only kernels to their module, a symbol in the module's source (package indexes contain empty packages of the
-same name), package, and installation instructions."""
+"""Maps GPU-only kernels to their module, a symbol in its source, package, and installation instructions. The symbol
+identifies the real module, as package indexes contain empty packages of the same name."""
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Layer types that support packed sequences."""
 
 
 def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
-    """Raise ``ConfigError`` if a required package is missing or the model does not support one of its options.
+    """Raise ``ConfigError`` if a required package is missing, or if the model is incompatible with one of its options.
 
     Args:
         prefix: path of the model's options in the config, such as ``critic.model``.
@@ -93,7 +93,7 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
 
 
 def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
-    """Raise ``ConfigError`` if ``transformers`` has no such attention implementation for the model or device."""
+    """Raise ``ConfigError`` if ``transformers`` lacks the attention implementation for the model or device."""
     known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
     # Names of the form owner/name refer to kernels on the hub.
     if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
@@ -116,7 +116,7 @@ def _require_gpu_package(field: str, name: str, device_type: str, fallback: str)
 
 
 def _has_symbol(module: str, symbol: str) -> bool:
-    """Return whether an installed module's source contains ``symbol``, without an import, which may need a GPU."""
+    """Return whether an installed module's source contains ``symbol``. Importing the module might require a GPU."""
     spec = find_spec(module)
     if spec is None:
         return False

@@ -42,7 +42,7 @@ from verl.models.sequence_parallel import sequence_group
 from verl.utils.device import to_device
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Maximum mean absolute difference per sequence between the results of two layouts, keyed by ``param_dtype``."""
+"""Tolerance for the mean absolute difference between two layouts in any sequence, keyed by ``param_dtype``."""
 
 
 class ForwardPass:
@@ -75,7 +75,7 @@ class ForwardPass:
     def _check_equal(self, results: Callable[[Batch], Iterator[tuple[str, Tensor]]]) -> None:
         """Compare the results of several layouts on a small batch.
 
-        Raises ``ConfigError`` if a result differs from the model's own by more than ``TOLERANCE``.
+        Raises ``ConfigError`` if a layout's result differs from the first layout's result by more than ``TOLERANCE``.
 
         Args:
             results: function that yields a pair for each layout: the setting that disables the layout, and the result
@@ -106,10 +106,10 @@ class Teacher(NamedTuple):
     forward: "LogprobForward"
     """Forward passes of the teacher, which may be the policy itself."""
     rows: Batch
-    """Micro-batch of the policy's responses, possibly with different prompts. The ``tokens`` are on the CPU."""
+    """Micro-batch of the policy's responses with the teacher's prompts. The ``tokens`` are on the CPU."""
 
     def last_states(self, mask: Tensor | None) -> Tensor:
-        """Return the last hidden states [n, D] that predict the response tokens in ``mask [M]``, or all if None."""
+        """Return the last hidden states [n, D] that predict the response tokens in ``mask [M]`` (all if None)."""
         predictors = self.rows.predictors
         return self.forward.last_states(self.rows, predictors if mask is None else predictors[mask])
 
@@ -196,7 +196,7 @@ class LogprobForward(ForwardPass):
         scoring: Scoring,
         teacher: Teacher | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the outputs of :func:`logprobs_and_entropy` for the response tokens, [M] each."""
+        """Return the outputs of :func:`logprobs_and_entropy` for the response tokens, each of shape [M]."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
             return self._score_rows(layout, batch, mask, scoring)
         tokens, targets = batch.predictors, batch.response_tokens
@@ -274,7 +274,7 @@ class ValueForward(ForwardPass):
         return layout.collect(values.flatten(0, 1)[to_device(layout.find(tokens)[0], self.device)], tokens)
 
     def _results(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """Yield the last hidden states, scaled to mean magnitude 1, because a new value head outputs only zeros."""
+        """Yield the last hidden states, scaled to mean magnitude 1. The outputs of a new value head would all be 0."""
         for layout in (padded_layout(batch), self._layout(batch)):
             inputs = self._inputs(layout)
             states = self.model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]

@@ -57,7 +57,7 @@ def name_tail(name: str) -> str:
 
 
 ALIGNMENT = 16
-"""Alignment in bytes of the shards in a bucket, which makes it possible to view each shard in its dtype."""
+"""Alignment in bytes of the shards in a bucket, so that each shard can be viewed as a tensor of its dtype."""
 
 # Newer torch versions use a different name for this function.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -135,7 +135,7 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
 
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
-    """Keep a trainable model's parameters gathered in ``param_dtype`` in a block that all ranks must enter together.
+    """Keep a trainable model's full parameters in ``param_dtype`` inside the block. All ranks must enter it together.
 
     Forward passes inside the block run without gradients or communication, so ranks may run different numbers of them.
     """
@@ -194,7 +194,7 @@ class _Shard(NamedTuple):
 def gather_parameters(
     parameters: Iterable[tuple[str, Tensor]], dtype: WeightDtype, bucket_bytes: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and full value of each parameter in the given order. All ranks must iterate together.
+    """Yield the name and full value of each parameter in input order. All ranks must iterate together.
 
     Each rank casts its shards and packs them into buckets, which are gathered with one all-gather each. Peak memory is
     one gathered bucket, this rank's part of it, and one full parameter.
@@ -248,7 +248,7 @@ def _gathered(bucket: list[_Shard]) -> Tensor:
 
 
 def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """Return the process group of the W ranks that shard a parameter, the last mesh dimension."""
+    """Return the process group of the W ranks that shard a parameter (the last dimension of its mesh)."""
     *copies, last = parameter.placements
     assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
     return parameter.device_mesh.get_group(len(copies))

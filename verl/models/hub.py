@@ -29,7 +29,7 @@ DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16
-"""Number and size in bytes of the evenly spaced pieces of a weight file that are hashed. Hashing only its ends would
+"""Number and size in bytes of the evenly spaced pieces of a weight file to hash. Hashing only the ends of a file would
 not be enough, because short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 

@@ -34,7 +34,7 @@ AUTO_CLASSES = {
     "critic": AutoModelForTokenClassification,
     "teacher": AutoModelForCausalLM,
 }
-"""Auto class of the model for each checkpoint part."""
+"""Auto class of ``transformers`` for each checkpoint part."""
 
 BUFFERS = "buffers.safetensors"
 """Name of the file in which :func:`write_architecture` stores a model's persistent buffers, if it has any."""
@@ -85,8 +85,8 @@ def in_checkpoint_format(
     """Yield ``weights`` in the format of the model's files, undoing the conversions made on loading.
 
     Parameters that form one tensor in the files are buffered until all have arrived. All other parameters are yielded
-    immediately. The files contain one tensor per expert, but here the experts of a layer remain stacked, ``[E, ...]``,
-    because a Python loop over experts would take longer than copying them. ``*`` in a name stands for the expert index.
+    immediately. The experts of a layer, which are separate tensors in the files, remain stacked, ``[E, ...]``. A Python
+    loop over experts would take longer than copying them. ``*`` in a name stands for the expert index.
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.
@@ -120,7 +120,7 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return each weight's (first) name in the model's files, and the name patterns of stacked expert weights.
+    """Return each weight's first or only name in the model's files, and the name patterns of stacked expert weights.
 
     A weight that stacks the experts of a layer, ``[E, ...]``, has one pattern, or two if it concatenates the gate and
     up projections. In a pattern, ``*`` stands for the expert index.
@@ -173,11 +173,11 @@ class WeightFiles:
     """Assignment of weights to the files of an export, which depends only on the model."""
 
     def __init__(self, model: PreTrainedModel, file_bytes: int = FILE_BYTES) -> None:
-        """Assign the weights of ``model``, a result of :func:`empty_model`, to files of about ``file_bytes``."""
+        """Assign the weights of ``model``, created by :func:`empty_model`, to files of about ``file_bytes`` bytes."""
         self.model = model
         parameters = dict(model.named_parameters())
         self.shapes = parameters | saved_buffers(model)
-        """Tensors to write by name, on the meta device. Of several tied tensors, only the first is included."""
+        """Tensors to write, keyed by name, on the meta device. Only the first of several tied tensors is included."""
         dtype = model.config.dtype
         assert isinstance(dtype, torch.dtype), dtype
         # Keep the head of a value model, and weights that transformers loads in float32, in float32.
@@ -233,7 +233,7 @@ class WeightFiles:
         return write_recorded(folder / file, save(content, metadata={"format": "pt"}))
 
     def write_index(self, folder: Path) -> dict[str, FileRecord]:
-        """Write the index of tensors if there are several files, and return the index file's record by name."""
+        """Write the tensor index if there are several files, and return the index file's record, keyed by file name."""
         if len(self.files) == 1:
             return {}
         weight_map: dict[str, str] = {}

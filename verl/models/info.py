@@ -43,7 +43,7 @@ class GenerationSettings(GenerationConfig):
     """A generation config that can always be saved.
 
     ``transformers`` only warns when it loads an inconsistent config, such as one with a temperature but no
-    ``do_sample``. Saving such a config raises an error, which would end a run at its first checkpoint.
+    ``do_sample``. Saving an inconsistent config raises an error, which would end a run at its first checkpoint.
     """
 
     def validate(self, strict: bool = False, **options: Any) -> None:  # type: ignore[override]  # options vary by version
@@ -118,8 +118,8 @@ class ModelInfo:
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase, further: Iterable[int] = ()) -> list[int]:
         """Return the tokens that end a response, in ascending order.
 
-        End tokens are the tokenizer's end-of-sequence token, the end tokens in ``generation_config.json`` (or
-        ``config.json`` if that file is missing), and the ``further`` tokens.
+        End tokens are the tokenizer's end-of-sequence token, the tokens in ``further``, and the end tokens in
+        ``generation_config.json``, or in ``config.json`` if that file is missing.
         """
         settings = self.generation_config
         eos = (GenerationConfig.from_model_config(self.config) if settings is None else settings).eos_token_id
@@ -190,7 +190,7 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
 
 
 def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> list[str]:
-    """Return the names of dropout rates in ``overrides`` that are 0 and do not exist in the architecture.
+    """Return the names of zero dropout rates in ``overrides`` that the architecture does not have.
 
     veRL's commands set rates for several architectures at once. Names that resemble one of the model's nonzero rates
     are excluded, because they are probably misspelt.

@@ -39,7 +39,7 @@ class Learner:
         self.model = model
         self.sequence_parallel_size = parallel
         self.deterministic = False
-        """Whether :meth:`step` uses torch's deterministic operations where they exist."""
+        """Whether :meth:`step` uses torch's deterministic operations where available."""
         self.not_deterministic = set[str]()
         """Names of the operations used in :meth:`step` for which torch has no deterministic implementation."""
         self.grad_clip = config.grad_clip

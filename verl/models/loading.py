@@ -35,7 +35,7 @@ from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
 
 MAX_REPLICATED = 50_000_000
-"""Models of up to this many parameters are by default replicated instead of sharded (``fsdp_size``)."""
+"""By default, models of up to this many parameters are replicated instead of sharded (``fsdp_size``)."""
 
 
 def load_sharded_model(
@@ -61,8 +61,8 @@ def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: b
     """Load a transformer with a head named ``score`` and shard it as :func:`load_sharded_model` does.
 
     A trainable model may start from a checkpoint without a head, such as a language model. The new head is initialized
-    to 0. Raises ``ConfigError`` if weights of the body are missing, or if a frozen model has unexpected weights or
-    lacks a head with one output.
+    to 0. Raises ``ConfigError`` if weights of the body are missing. A frozen model must also have a head with one
+    output and no unexpected weights.
     """
     return load_and_shard(partial(_read_value_model, config, trainable), config, mesh, trainable)
 
@@ -120,7 +120,7 @@ def load_and_shard(
     trainable: bool,
     source: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """Load and shard the model that ``build`` creates on a device, ``meta`` or ``cpu`` (:func:`load_sharded_model`)."""
+    """Load and shard the model that ``build`` creates on ``meta`` or ``cpu``; see :func:`load_sharded_model`."""
 
     def build_base(device: str) -> PreTrainedModel:
         model = build(device)
@@ -224,7 +224,7 @@ def _with_adapters(
 
 @torch.no_grad()
 def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` and broadcast rank 0's ``values`` to it, reading each once."""
+    """Move ``model`` from the meta device to ``device`` and broadcast rank 0's ``values``, reading each value once."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == 0:

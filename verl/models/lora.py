@@ -43,7 +43,7 @@ UNUSED = {
 TRAINABLE_STARTS = (True, False, "gaussian")
 """Values of ``init_lora_weights`` for adapters that do not modify the base weights."""
 MAX_SCALE = 10_000
-"""Maximum of ``lora_alpha / r`` and of its inverse. The ratio is usually between 0.5 and 4."""
+"""Upper limit on ``lora_alpha / r`` and on its inverse. The ratio is usually between 0.5 and 4."""
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
@@ -120,7 +120,7 @@ def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.
 
 @torch.no_grad()
 def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
-    """Copy the adapter weights in ``folder`` into ``model``. :func:`read_saved_adapter` must have checked them."""
+    """Copy adapter weights that :func:`read_saved_adapter` has validated from ``folder`` into ``model``."""
     parameters = dict(model.named_parameters())
     with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  # not a mapping
@@ -238,7 +238,7 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
     """Write the adapters on rank 0 for ``peft.PeftModel.from_pretrained``. All ranks must call this function.
 
-    Returns a record of each file by name on rank 0, and an empty dictionary on other ranks.
+    Returns the files' records, keyed by name, on rank 0 and an empty dictionary on other ranks.
     """
     reshard(model)
     state = {

@@ -16,7 +16,7 @@ from verl.config.common import ModelConfig
 from verl.models.packing import MIN_SHARED, prompt_index
 
 REPEAT_COST = 1 / 16
-"""Relative cost of repeating a shared prompt token, roughly the share of keys and values in all activations."""
+"""Relative cost of repeating a shared prompt token: roughly the fraction of activations that are keys or values."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MicroBatching:
         """Partition ``batch`` and return the sequence indices [b] of each micro-batch.
 
         Splitting by tokens sorts sequences by length, or by prompt length if prompts are shared. All ranks must pass
-        the same number of sequences and get the same number of micro-batches, which run collectives.
+        the same number of sequences and get the same number of micro-batches, because each one runs collectives.
 
         Args:
             units: [B] int64 unit ids, equal for sequences that must stay together, or None. A unit that exceeds the
@@ -141,8 +141,8 @@ def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[i
 
 
 def join_parts(parts: list[Batch], cuts: list[Tensor], width: int) -> Batch:
-    """Concatenate the results of micro-batches on the CPU, in the original order, with ``width`` response columns.
+    """Concatenate the results of micro-batches on the CPU, in the original order, with responses of ``width`` columns.
 
-    All results are copied in one transfer, because copying them one by one would synchronize after each micro-batch.
+    All results are copied in one transfer, because separate copies would each wait for the GPU.
     """
     return Batch.join(parts).to("cpu").widened(width)[torch.cat(cuts).argsort()]

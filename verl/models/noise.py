@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from verl.models.offload import local_part, reshard
 
 SCALE = 0.2
-"""Standard deviation of the noise, relative to the root mean square of a shard, or absolute if that is 0."""
+"""Standard deviation of the noise, relative to a shard's root mean square, or absolute for a shard of zeros."""
 
 
 @torch.no_grad()

@@ -48,7 +48,7 @@ def _forward(module: nn.Linear, states: Tensor) -> Tensor:
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``states [..., K]`` times the transpose of ``weight [N, K]``, plus ``bias [N]``, with shape [..., N]."""
+    """Return ``states @ weight.T + bias``, [..., N], for ``states [..., K]``, ``weight [N, K]`` and ``bias [N]``."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return result
 

@@ -33,7 +33,7 @@ class TeacherLoss(NamedTuple):
     beta: float = 0.5
     """Weight of the teacher in ``jsd``."""
     top_k: int = 0
-    """Number of the teacher's most likely tokens to compare, plus the combined tail. 0 compares all tokens."""
+    """Number of the teacher's most likely tokens to compare, besides the combined tail. 0 compares all tokens."""
     vocabulary: int | None = None
     """Number of token ids to compare, or None if both heads have the same size."""
 
@@ -60,7 +60,7 @@ class Scoring(NamedTuple):
     top_k: int = 0
     """Number of tokens k for the statistic ``top_k``."""
     vocabulary: int | None = None
-    """Number of token ids that the softmax covers, or None for all rows of the head."""
+    """Number of token ids that the softmax covers, or None to include the head's entire output."""
     teacher_loss: TeacherLoss | None = None
     """Divergence from a teacher to compute as the differentiable statistic ``teacher_loss``, or None."""
 
@@ -69,13 +69,13 @@ class ScoringTargets(NamedTuple):
     """Tokens to score and their positions."""
 
     positions: Tensor
-    """Positions of the tokens that precede the targets, as indices into the T tokens, [N] int64."""
+    """Index of the token before each target among the T tokens, [N] int64."""
     tokens: Tensor
     """Target token ids, [N] int64."""
     scoring: Scoring
     teacher: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None
-    """Inputs of ``scoring.teacher_loss``: the teacher's last hidden states [N, D] at the same positions, and a function
-    that returns the teacher's logits [n, V] for such states [n, D]."""
+    """Teacher's last hidden states [N, D] at the same positions, and a function that converts such states [n, D] to the
+    teacher's logits [n, V]. Both are inputs of ``scoring.teacher_loss``."""
 
 
 def _top_k(_: Tensor, distribution: Tensor, k: int) -> list[Tensor]:
@@ -89,8 +89,8 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
     "sum_pi_squared": lambda _, distribution, __: [(2 * distribution).exp().sum(dim=-1)],
     "top_k": _top_k,
 }
-"""Function of each statistic, f(logits / temperature [..., V], log-softmax [..., V], k) -> columns [...]. ``top_k``
-returns 2 k columns, log-probabilities and then ids of the k most likely tokens. All others return one column."""
+"""Functions that compute each statistic from logits / temperature [..., V], their log-softmax [..., V], and k.
+``top_k`` returns 2 k columns [...]: log-probabilities, then ids of the k most likely tokens. All others return one."""
 
 
 def logprobs_and_entropy(
@@ -98,7 +98,7 @@ def logprobs_and_entropy(
 ) -> tuple[Tensor, ...]:
     """Return log-probabilities of ``tokens [...]`` and entropies, both in nats, from logits [..., V].
 
-    Next in the tuple are the columns of ``scoring.statistics`` and, if the teacher's logits ``teacher [..., V]`` are
+    The tuple continues with the columns of ``scoring.statistics`` and, if the teacher's logits ``teacher [..., V]`` are
     passed, ``scoring.teacher_loss``. All tensors are [...] float32.
     """
     scaled = logits[..., : scoring.vocabulary].float() / scoring.temperature

@@ -31,15 +31,15 @@ MIN_SHARED = 0.05
 """Minimum fraction of a micro-batch's tokens that sharing prompts must save; otherwise, prompts are not shared."""
 
 NO_MASK = (1, 1, 1, 1)
-"""Shape of a dummy mask. Without a mask, ``transformers`` would look for packed sequences in the position ids, which
-makes the host wait for the device."""
+"""Shape of a dummy mask. Without a mask, ``transformers`` would search the position ids for packed sequences, and the
+host would wait for the device."""
 
 _NOWHERE = torch.iinfo(torch.int64).max
 """Position assigned to masked keys."""
 
 
 class Layout:
-    """Model inputs for a micro-batch, and the position of each of its tokens in these inputs.
+    """Model inputs for a micro-batch, and the positions of the micro-batch's tokens in these inputs.
 
     Example: prompts ``a b`` and ``c`` with responses ``d`` and ``e f`` are packed as ``input_ids`` [[a b d c e f]],
     ``position_ids`` [[0 1 2 0 1 2]], ``cu_seq_lens_q`` [0, 3, 6].
@@ -66,7 +66,7 @@ class Layout:
         return inputs
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Find which of ``tokens [n]``, which are indices into the N tokens, are on this worker.
+        """Find this worker's tokens among ``tokens [n]``, given as indices into the N tokens.
 
         Returns:
             Positions of these tokens among this worker's T tokens, and their indices in ``tokens``.
@@ -79,7 +79,7 @@ class Layout:
         return places[here] - size * self.group.rank(), here
 
     def collect(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """Gather the values of ``tokens [n]``, [n, ...], from the workers that have them.
+        """Gather the values [n, ...] of ``tokens [n]`` from the workers that process these tokens.
 
         Differentiable. All workers of the group must call this method together.
         """
@@ -133,7 +133,7 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Cumulative lengths [rows + 1] int32 and maximum lengths of packed sequences, for queries and for keys."""
+    """Cumulative lengths, [rows + 1] int32, and maximum lengths of the queries and keys of packed sequences."""
 
     queries: Tensor
     keys: Tensor
@@ -151,9 +151,9 @@ class Block(NamedTuple):
 
 
 def blocks_by_length(lengths: Tensor) -> list[Block]:
-    """Group sequences of ``lengths [B]``, sorted by descending length, into blocks with at most half padding.
+    """Group sequences of ``lengths [B]``, longest first, into blocks that are at most half padding.
 
-    A sequence shorter than half of the first one in a block starts a new block. Empty sequences count as one token.
+    A sequence less than half as long as the first in a block starts a new one. Empty sequences count as one token.
     """
     order, blocks = lengths.argsort(descending=True, stable=True), list[Block]()
     while len(order):
@@ -206,12 +206,12 @@ class SharedPrompts:
 
     @cached_property
     def prompt_blocks(self) -> list[Tensor]:
-        """Token indices [g, P] of the prompts in each block of maximum length P. Indices at padding are arbitrary."""
+        """Token indices [g, P] of the prompts in each block, padded to length P. Indices at padding are arbitrary."""
         return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property
     def response_blocks(self) -> list[tuple[Tensor, Tensor]]:
-        """Token indices of each block's responses, [b, Q], and of their keys (prompt and response), [b, P + Q].
+        """Token indices [b, Q] of each block's responses, and [b, P + Q] of their keys, which include the prompts.
 
         P and Q are the block's maximum lengths. Indices at padding are arbitrary.
         """
@@ -230,7 +230,7 @@ class SharedPrompts:
 
     @cached_property
     def block_index(self) -> Tensor:
-        """Index of each token in the flattened prompt blocks followed by the flattened response blocks, [T] int64."""
+        """Index of each token in the concatenation of the flattened prompt and response blocks, [T] int64."""
         sources = zip((self._of_prompts, self._of_responses), self._masks, self._blocks, strict=True)
         blocks = [(tokens[rows, :end], mask[rows, :end]) for tokens, mask, cut in sources for rows, end in cut]
         places = torch.empty(self.num_tokens, dtype=torch.int64)
@@ -256,7 +256,7 @@ class SharedPrompts:
 
     @cached_property
     def rows(self) -> Rows:
-        """Boundaries of all prompts and then of all responses. Keys are in the order of :attr:`keys`."""
+        """Query and key boundaries of all prompts, followed by those of all responses, in the order of :attr:`keys`."""
         whole = self.prompt_lengths[self._prompt_of] + self.response_lengths
         most = max(self.longest_prompt, self.longest_response), max(self.longest_prompt, int(whole.max()))
         lengths = (torch.cat([self.prompt_lengths, rows]) for rows in (self.response_lengths, whole))
@@ -265,7 +265,7 @@ class SharedPrompts:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Concatenated token indices of the keys of each prompt and then of each response, including its prompt."""
+        """Token indices of each prompt's keys, followed by those of each response's keys, which include its prompt."""
         tokens = torch.cat([self._of_prompts[self._prompt_of], self._of_responses], dim=1)
         mask = torch.cat([self._masks[0][self._prompt_of], self._masks[1]], dim=1)
         return to_device(torch.cat([self._of_prompts[self._masks[0]], tokens[mask]]), self.device)
@@ -282,7 +282,7 @@ def _bounds(lengths: Tensor) -> Tensor:
 
 
 def causal_mask(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """Return the causal mask [B, Q, N] for ``queries [B, Q]`` and ``keys [B, N]``, both given as token positions."""
+    """Return the causal mask [B, Q, N] for the token positions ``queries [B, Q]`` and ``keys [B, N]``."""
     mask = keys[:, None] <= queries[:, :, None]
     return mask if window is None else mask & (keys[:, None] > queries[:, :, None] - window)
 

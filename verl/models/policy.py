@@ -60,7 +60,7 @@ class Policy:
         measure: Measure | None = None,
         statistics: Sequence[str] = (),
     ) -> Batch:
-        """Compute log-probabilities, entropies and, if ``measure`` is given, rank metrics of the responses.
+        """Compute log-probabilities, entropies and, if ``measure`` is set, rank metrics of the responses.
 
         Args:
             layers: indices of the layers to measure; see :func:`verl.models.forward.record_states`.

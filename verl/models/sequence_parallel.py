@@ -1,4 +1,4 @@
-"""Ulysses sequence parallelism (arXiv 2309.14509): neighbouring workers share the tokens of each sequence.
+"""Ulysses sequence parallelism (arXiv 2309.14509): neighbouring workers split the tokens of each sequence.
 
 Outside attention, each worker in a group processes only its own slice of the tokens. Before attention, an all-to-all
 sends each worker all tokens for a subset of the heads. After attention, a second all-to-all restores the slices.
@@ -49,7 +49,7 @@ def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Gather each worker's [t, ...] into [T, ...] on all workers.
+    """Concatenate the tensors [t, ...] of all workers into a tensor [T, ...] on each worker.
 
     In the backward pass, each worker keeps its slice of the gradient without a reduction. All workers must therefore
     compute the same loss from the result.

@@ -32,8 +32,8 @@ PADDED_BYTES = 256 << 20
 """Maximum size in bytes of a padded copy of hidden states in :meth:`RepresentationMetricsCalculator.measure`."""
 
 VECTORS = 256
-"""Upper bound on the number of float64 vectors, with one element per token, that measuring a response requires. These
-are two copies of the pivots of all shifts and a few vectors per function."""
+"""Upper bound on the number of float64 vectors [T] needed to measure a response: two copies of the pivots of all
+shifts, and a few vectors per function."""
 
 
 class RepresentationMetricsCalculator:
@@ -209,8 +209,8 @@ class RepresentationMetricsCalculator:
     def _courses(self, values: Mapping[str, Tensor], rows: Tensor, hidden: Tensor) -> dict[str, Tensor]:
         """Scatter prefix metrics ``[B, J]`` to the tokens of ``hidden [B, T, D]`` where the prefixes end.
 
-        ``rows [B, J]`` are 1-based prefix ends, or 0 for absent prefixes. Returns ``[B, T]`` by metric, with NaN at all
-        other tokens. The result is empty without ``keep_prefixes``.
+        ``rows [B, J]`` are 1-based prefix ends, or 0 for absent prefixes. Returns a tensor ``[B, T]`` for each metric,
+        with NaN at all other tokens, or no tensors without ``keep_prefixes``.
         """
         if not self.config.keep_prefixes:
             return {}
@@ -306,7 +306,7 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
 
 
 def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:
-    """Keep the first or last ``most`` valid rows of each response, left-aligned, and return them with their counts."""
+    """Return the first or last ``most`` valid hidden states of each response, left-aligned, and their number."""
     if most is None or hidden.shape[1] <= most:
         return hidden, lengths
     if end == "start":

@@ -27,7 +27,7 @@ _CURVATURE_BYTES = 64 * 2**20
 
 
 def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
-    """Return the number J of velocity prefixes of each response, the largest j with ``j * stride + extra <= length``.
+    """Return the number J of velocity prefixes of each response: the largest j with ``j * stride + extra <= length``.
 
     ``[B]`` -> ``[B]``; ``extra`` is 1, or 0 with ``calculator.prefix_rule=at_stride_and_whole``.
     """
@@ -156,7 +156,7 @@ def base_metrics(
     options: SpectralOptions,
     own: Mapping[str, SpectralMeasure] | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the metrics ``names`` of prefixes, from ``BASE_METRICS`` and the custom metrics in ``own``.
+    """Compute the metrics ``names`` of prefixes. Names are in ``BASE_METRICS`` or are custom metrics in ``own``.
 
     ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> float64 ``[B, P]`` by name. Prefixes with fewer than 2
     rows or only equal rows have effective rank 1. Their log effective rank, entropy, rank and curvature are 0.

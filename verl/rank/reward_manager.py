@@ -49,7 +49,7 @@ class RewardManager:
         Phi is computed relative to the baselines of previous steps. In the first step, when there are no baselines, the
         batch mean is used instead. A NaN or infinite metric does not contribute to its response's signal. Phi is always
         0 if ``computes_phi`` is false. With ``baseline_start=zero``, Phi is 0 in the first step. Raises ``ValueError``
-        if there are no layers, or if an indicator or the guide is missing; the message lists the available metrics.
+        if there are no layers, or if an indicator or the guide is missing. The message lists the available metrics.
 
         Args:
             rank_metrics: ``Batch.rank_metrics``, ``[B, L]`` by name, including all ``indicator_names`` and the guide.
@@ -115,9 +115,9 @@ class RewardManager:
     def update(self, scores: Tensor, rank_metrics: Mapping[str, Tensor]) -> None:
         """Move the baselines towards this batch: mu <- (1 - a) mu + a * batch mean; the first batch sets mu.
 
-        With ``baseline_start=zero``, the baselines move towards the previous update's batch instead. The first update
-        then changes no average, and later updates move the score average towards ``scores``. If ``computes_phi`` is
-        false, nothing changes.
+        With ``baseline_start=zero``, the baselines move towards the previous update's batch instead. In this mode, the
+        first update changes no average. Later updates also move the score average towards ``scores``. If
+        ``computes_phi`` is false, nothing changes.
 
         ``scores [B]`` are the verifiers' scores; for ``rank_metrics`` see :meth:`compute_phi`. NaN and infinite values
         are excluded from the means. If no value is finite, the average is unchanged.
@@ -215,7 +215,7 @@ class RewardManager:
         return phi, metrics
 
     def _indicators(self, rank_metrics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return each layer's indicator and guidance metrics in float64. Raises ``ValueError`` if one is missing."""
+        """Return each layer's indicator and guidance metrics in float64. Raises ``ValueError`` if any is missing."""
         if not rank_metrics:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
         for name in self.config.followed_names:

@@ -39,7 +39,7 @@ def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tenso
 
 
 def last_token_mask(response_mask: Tensor) -> Tensor:
-    """Return a mask ``[B, R]`` of the last response token in each row; rows without response tokens are all false."""
+    """Return a mask ``[B, R]`` of each response's last token, which is all false for responses without tokens."""
     mask = response_mask.bool()
     later_tokens = mask.flip(1).cumsum(1).flip(1)
     return mask & (later_tokens == 1)

@@ -1,9 +1,9 @@
-"""Computes the motion of hidden states, and rank metrics of stacked responses to a prompt without storing the stack.
+"""Computes the motion of hidden states, and rank metrics of a prompt's stacked responses without storing the stack.
 
 Rows are added one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
 the same centred scatter matrix S_k. For Helmert contrasts z_i (``Chunk.contrasts`` in :mod:`verl.spectral.responses`),
-S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far yields D rows R with R^T R = S_k, and later rows
-only add terms to S_k. S_k is never computed, so results equal those of the whole stack up to float64 rounding.
+S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far yields D rows R with R^T R = S_k. Later rows only
+add terms to S_k. S_k is never computed, so results equal those of the whole stack up to float64 rounding.
 
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """
@@ -98,7 +98,7 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
 
 
 def _rows_of(contrasts: Tensor) -> Tensor:
-    """Return rows ``[L, 1 + r, D]`` whose first row is 0 and whose later contrasts are ``contrasts [L, r, D]``.
+    """Return rows ``[L, 1 + r, D]`` that start with a row of zeros and have the contrasts ``contrasts [L, r, D]``.
 
     x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, which increases the mean by z / sqrt(k (k + 1)).
     """
@@ -112,8 +112,8 @@ def _rows_of(contrasts: Tensor) -> Tensor:
 def state_motion(states: Tensor) -> dict[str, Tensor]:
     """Return the speed and dispersion of every prefix of ``states [T, D]``, float64 ``[T]`` by name.
 
-    The speed of a prefix of k states is the mean distance of consecutive states, or 0 for a single state. The
-    dispersion is sqrt(1/k sum_{i<=k} |x_i - mean_k|^2), where the sum is the trace of S_k, a sum of squared contrasts.
+    The speed of k states is the mean distance between consecutive states, or 0 for a single state. The dispersion is
+    sqrt(1/k sum_{i<=k} |x_i - mean_k|^2). The sum is the trace of S_k, which equals the sum of squared contrasts.
     """
     rows = states.detach().double()
     counts = torch.arange(1, len(rows) + 1, dtype=rows.dtype, device=rows.device)

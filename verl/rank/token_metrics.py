@@ -69,7 +69,7 @@ def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def frequency_entropy(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Return the entropy ``[B]`` in nats of each response's token frequencies, for ``tokens`` and ``mask [B, R]``.
+    """Return the entropy ``[B]`` in nats of each response's token frequencies; ``tokens`` and ``mask`` are ``[B, R]``.
 
     The entropy equals the mean over tokens of -log(frequency of the token in the response).
     """

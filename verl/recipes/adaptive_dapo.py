@@ -32,13 +32,13 @@ class AdaptiveBatches(Saving):
         self.part, self.kept, self.generated = 1.0, 0, 0
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the first candidates, as many as the step is expected to need."""
+        """Choose as many of the first candidates as the step is expected to need."""
         share = min(self.ratio, self.part)
         missing = self.config.data.train_batch_size - self.kept
         return candidates[: math.ceil(missing / share)] if share else candidates
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Count the informative groups without editing any prompt."""
+        """Count the informative groups without resampling any prompt."""
         groups = self.by_prompt(batch)
         kept = sum(0 < int(group.correct.sum()) < len(group) for group in groups)
         self.kept, self.generated = self.kept + kept, self.generated + len(groups)

@@ -12,7 +12,7 @@ from verl.recipes.common import Saving
 
 
 def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
-    """Compute A = (R - mu) (alpha mu + constant), [B], with R = 1 if correct and -1 otherwise (eqs. 2 and 3).
+    """Compute A = (R - mu) (alpha mu + constant), [B], where R is 1 if correct and -1 otherwise (eqs. 2 and 3).
 
     mu is the mean of R over the responses to the prompt; the weight decreases from 1.512 at mu = -1 to 1 at mu = 1.
     Penalties, reward shaping and reward models have no effect.
@@ -55,7 +55,7 @@ class Recovering(Saving):
     As in the paper, the update treats surplus groups as samples of the current policy, without importance weights. We
     assume that each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``) that is
     larger than the training batch. If this batch and the surplus do not fill a training batch, the step trains on fewer
-    groups, whereas the paper samples more. Checkpoints contain the surplus, which is at most two training batches.
+    groups. The paper samples more instead. Checkpoints contain the surplus, which is at most two training batches.
     """
 
     saved = ("surplus",)
@@ -66,7 +66,7 @@ class Recovering(Saving):
         """Informative groups of the current step."""
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Collect the informative groups before the trainer drops the surplus, without editing any prompt."""
+        """Collect the informative groups before the trainer drops the surplus, without resampling any prompt."""
         self.informative += [group for group in self.by_prompt(batch) if 0 < int(group.correct.sum()) < len(group)]
         return {}
 

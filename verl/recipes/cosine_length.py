@@ -3,7 +3,7 @@
     reward = long + (short - long) (1 + cos(pi length / longest)) / 2
 
 A correct response earns ``short`` = 1 at length 0 and ``long`` = 0.5 at the maximum length. A wrong response earns -1
-and -0.5. The reward favors short correct and long wrong responses. We assume that lengths are in tokens (the code
+and -0.5. The reward favors short correct responses and long wrong ones. We assume that lengths are in tokens (the code
 counts characters) and that ``longest`` is ``data.max_response_length``. We omit the code's reward for thought tags.
 """
 

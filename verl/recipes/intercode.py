@@ -97,7 +97,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str
 
 
 def similarity(one: str, other: str) -> float:
-    """Compute the cosine similarity of scikit-learn's TF-IDF vectors, for words of 2+ characters with smooth idf."""
+    """Compute the cosine similarity of TF-IDF vectors as in scikit-learn: smooth idf and words of 2+ characters."""
     counts = [Counter(re.findall(r"\b\w\w+\b", text.lower())) for text in (one, other)]
     if not any(counts):
         return float(one == other)

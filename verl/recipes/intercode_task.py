@@ -17,7 +17,7 @@ COMMANDS = {
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Generate ``count`` distinct rows about files with 2 to 9 lines; at most 3240 are possible."""
+    """Generate ``count`` distinct tasks about files with 2 to 9 lines; at most 3240 are possible."""
     generator = random.Random(seed)
     questions = {text.format(*pair): (text, pair) for text in COMMANDS for pair in permutations(FILES, 2)}
     made = []

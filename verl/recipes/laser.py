@@ -2,8 +2,8 @@
 
     reward = (1 if correct else -0.5) + (0.5 if correct and length <= L)
 
-LASER has one target length L. LASER-D has one target for each difficulty band, defined by the fraction of correct
-responses to the prompt: hard up to 1/3, medium up to 2/3, and easy above. Let coverage(L) be the fraction of a band's
+LASER has one target length L. LASER-D has one target per difficulty band. A prompt's band depends on its fraction of
+correct responses: hard up to 1/3, medium up to 2/3, and easy above. Let coverage(L) be the fraction of a band's
 responses with at most L tokens. The target is the smallest L on a grid with floor(c coverage(L)) >= 1, so that at least
 one of c correct responses is expected to be complete. Here, c is int(2n/3) for easy, int(n/3) for medium and 1 for hard
 prompts with n responses. If c = 0, as for medium prompts with n = 2, the target is the maximum length. As in the
@@ -81,7 +81,7 @@ class LaserD(Saving):
 
 
 def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
-    """Return LASER's rewards [B], given ``correct [B]``, and ``lengths [B]`` and ``targets [B]`` in tokens."""
+    """Return LASER's rewards [B] for ``correct [B]``, with ``lengths [B]`` and ``targets [B]`` in tokens."""
     base = torch.where(correct, 1.0, -0.5).double()
     return base + 0.5 * (correct & (lengths <= targets)).double()
 
@@ -110,10 +110,10 @@ def target_length(lengths: list[int], c: int, longest: int) -> int | None:
 def repeats(tokens: Sequence[int]) -> bool:
     """Return whether a response repeats itself, following LASER-DE's code (github.com/hkust-nlp/Laser).
 
-    A response is repetitive if an n-gram occurs at least m times, twice within a third of the response's length. A
-    response is also repetitive if it has at least 4n tokens and a 2n-gram occurs twice. The value of n is 2 below 30
-    tokens, 3 below 100, and 4 otherwise; m is 2 below 200 tokens and 3 otherwise. If n > 2, the first rule ignores
-    n-grams of one repeated token. Responses of up to 8 tokens are never repetitive.
+    A response is repetitive if an n-gram occurs at least m times and two occurrences start less than a third of the
+    response apart. A response is also repetitive if it has at least 4n tokens and a 2n-gram occurs twice. The value of
+    n is 2 below 30 tokens, 3 below 100, and 4 otherwise; m is 2 below 200 tokens and 3 otherwise. If n > 2, the first
+    rule ignores n-grams of one repeated token. Responses of up to 8 tokens are never repetitive.
     """
     length = len(tokens)
     if length <= 8:

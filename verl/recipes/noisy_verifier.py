@@ -1,14 +1,14 @@
 """Corrections for noisy verifiers (arXiv 2510.00915).
 
-The verifier reports the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive) and
-a correct response fails with probability p1 (false negative), where p0 + p1 < 1.
+The verifier reports the true reward r* in {0, 1} as r. A wrong response passes with probability p0 (false positive),
+and a correct response fails with probability p1 (false negative), where p0 + p1 < 1.
 
 Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates, this reward is an affine function of r,
 so it has no effect on estimators that divide by the group's standard deviation.
 
-Forward: weight the score function of each response by w = p1 if r = 1 and w = p1 - 1 if r = 0. The mean of w is
-p1 (1 - p1) + (p1 - 1) p1 = 0 given r* = 1, and -(1 - p0 - p1) given r* = 0. Since the score function has mean 0, the
-expected gradient is (1 - p0 - p1) times the gradient for r*, for any p0. This requires that no baseline is used.
+Forward: weight the score function of each response by w = p1 if r = 1 and by w = p1 - 1 if r = 0. The mean of w is p1
+(1 - p1) + (p1 - 1) p1 = 0 given r* = 1, and -(1 - p0 - p1) given r* = 0. Since the score function has mean 0, the
+expected gradient is (1 - p0 - p1) times the gradient for r*, for any p0. This holds only without a baseline.
 
 Appeals: during the run, a second, better verifier rechecks some of the negatives to estimate p1 for the forward
 correction. Since only an outline is public, we assume that all P positives are correct. If u of m rechecked negatives
@@ -75,7 +75,7 @@ class Appeals(Saving):
             )
         self.verifier, self.share, self.memory = verifier, share, 0.5 ** (1 / half_life)
         self.failed, self.passed = 0.0, 0.0
-        """Saved decaying counts of correct responses that the verifier rejected (estimated) and accepted."""
+        """Checkpointed decaying counts of correct responses that the verifier rejected (estimated) and accepted."""
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Update the estimate of p1 and return the rewards unchanged."""

@@ -12,7 +12,7 @@ from verl.algorithms.losses import LossInputs, policy_loss
 
 @policy_loss(columns=("correct",), whole_groups=True)
 def pacs_loss(inputs: LossInputs, beta: float = 1.0, balanced: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the binary cross-entropy of each response, [b], with logit A_i and its correctness as the label.
+    """Compute the binary cross-entropy of each response, [b], with A_i as the logit and correctness as the label.
 
     A_i is r_i minus the mean r_j over the other responses to the prompt, where r_i = beta sum_t (log pi(y_t) -
     log pi_old(y_t)). Groups exclude responses without trainable tokens. If a group has one response, A_i = r_i.

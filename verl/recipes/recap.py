@@ -6,9 +6,9 @@ before that, its weight among K objectives, which is 1 on average, is
     lambda_k = K softmax((c + i) / T)_k     with c = mu / mu' and i = sigma / (mu + mu')         (eq. 1; T = 5)
 
 where c is small if the loss falls and i is large if it varies. To replay general data, add its files to
-``data.train_files``. We assume that each data source is an objective, whose weight multiplies the GRPO advantages of
-its responses and whose loss is 1 minus their mean correctness in a step. W is 10, and ``EPS`` is added to the means.
-Objectives with fewer than 2 W steps have weight 1; objectives that no longer occur stay in the softmax.
+``data.train_files``. We assume that each data source is an objective. Its weight multiplies the GRPO advantages of its
+responses, and its loss is 1 minus their mean correctness in a step. We set W to 10 and add ``EPS`` to the means.
+Objectives with fewer than 2 W steps have weight 1. Objectives that no longer occur stay in the softmax.
 """
 
 import statistics

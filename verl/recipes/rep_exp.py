@@ -8,7 +8,7 @@ otherwise sqrt(sqrt D / dim) with a random sign. Groups without a correct respon
 veRL uses this form (``reward_type=leverage``) with lambda = 0.01, beta = 0.01, and dim = 32 for MATH and GSM8K.
 
 The authors use the states of the frozen initial model at the positions of the response's tokens. This recipe uses the
-policy's states from which the tokens were sampled, in the last of ``calculator.layers`` (``mean_states``). A response
+states from which the policy sampled the tokens, in the last of ``calculator.layers`` (``mean_states``). A response
 whose state is not finite gets no bonus.
 """
 

@@ -73,7 +73,7 @@ def _reject(constant: str) -> None:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Generate ``count`` distinct rows for the task; at most a few thousand are possible."""
+    """Generate ``count`` distinct tasks; at most a few thousand are possible."""
     generator = random.Random(seed)
     made: dict[str, dict[str, Any]] = {}
     while len(made) < count:

@@ -2,8 +2,8 @@
 
     reward = alpha * (1 if correct else 0) + (1 - alpha) * (1 - gamma^length)
 
-The paper rewards exploration in both correct and wrong responses. Rewarding more steps before the answer is enough.
-Because we could not read the exact formula, we assume that the reward grows with the number of tokens and saturates,
+The paper rewards exploration in both correct and wrong responses. It is enough to reward additional steps before the
+answer. The exact formula was not available, so we assume that the reward grows with the number of tokens and saturates,
 and that alpha is 0.8. Truncated responses earn no exploration reward; otherwise, the best policy would never stop.
 """
 

@@ -15,7 +15,7 @@ from verl.recipes.common import Saving
 
 
 class ShortFirst(Saving):
-    """Method that recomposes batches and buffers whole groups, whose ``learned`` column marks unused responses."""
+    """Method that recomposes batches. Its buffer holds whole groups, with ``learned`` set for unused responses."""
 
     saved = ("buffer",)
 
@@ -36,12 +36,12 @@ class ShortFirst(Saving):
 
 
 def with_learned(batch: Batch, learned: Tensor) -> Batch:
-    """Return the same responses with the column ``learned`` [B] bool replaced."""
+    """Return ``batch`` with the values of the column ``learned`` replaced, [B] bool."""
     return batch.columns(*batch.names).fill(learned=learned)
 
 
 def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
-    """Return the indices of the oldest groups, up to ``most`` responses, of which ``room`` may have ``learned`` set."""
+    """Return indices of the oldest groups' responses: at most ``most``, and at most ``room`` with ``learned`` set."""
     ids, index = held.group.unique(return_inverse=True)
     learned = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, held.learned.long()).cumsum(0)
     sizes = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, torch.ones_like(index)).cumsum(0)

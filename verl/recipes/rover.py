@@ -16,7 +16,7 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
     """Compute the squared Bellman error (Q_t - (r + V_{t+1}))^2 per token, without gradients through the target.
 
     Q_t is rho (log pi(y_t) - log pi_old(y_t)). V_{t+1} is the mean of Q over the vocabulary at the next token, or 0
-    after the last token. r is the advantage of all tokens: the response's reward minus its group's mean reward.
+    after the last token. The advantage r of all tokens is the response's reward minus its group's mean reward.
 
     Args:
         rho: Scale of Q, greater than 0; 1 in the paper.
@@ -30,9 +30,9 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
 
 
 def next_sampled(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the ``values`` [B, R] at the next token in ``mask`` [B, R] bool after each position, or 0 after the last.
+    """Return the ``values`` [B, R] at the first token after each position that is in ``mask`` [B, R], or 0 if none is.
 
-    Tokens of the environment between the turns of a conversation are skipped.
+    Environment tokens between the turns of a conversation are skipped.
     """
     size = mask.shape[1]
     positions = torch.where(mask, torch.arange(size, device=mask.device), size)

@@ -72,7 +72,7 @@ def best(query: str, documents: list[str]) -> list[str]:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Generate ``count`` distinct rows with questions that require two documents; at most 6000 are possible."""
+    """Generate ``count`` distinct tasks whose questions require two documents; at most 6000 are possible."""
     generator, made = random.Random(seed), dict[str, dict[str, Any]]()
     while len(made) < count:
         people = [f"{name} {''.join(generator.choices(string.ascii_uppercase, k=2))}" for name in NAMES]

@@ -24,8 +24,8 @@ def with_feedback(
 ) -> list[dict[str, Any]] | None:
     """Return SDPO's prompt: the question, a correct response if there is one, and the verifier's feedback.
 
-    Returns None if the response is already correct, or if there is neither a correct response nor feedback; the teacher
-    then gives no signal. If several responses are correct, the one with the highest score is shown.
+    Returns None if the response is already correct, or if there is neither a correct response nor feedback. In these
+    cases, the teacher gives no signal. If several responses are correct, the one with the highest score is shown.
     """
     if verdict.correct:
         return None

@@ -89,7 +89,7 @@ def similarity(one: str, other: str) -> float:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Generate ``count`` distinct rows about functions with a wrong operator; at most a few thousand are possible."""
+    """Generate ``count`` distinct tasks about functions with a wrong operator; at most a few thousand are possible."""
     generator = random.Random(seed)
     made: dict[str, dict[str, Any]] = {}
     while len(made) < count:

@@ -1,9 +1,9 @@
 """Verifier that tests programs in a sandbox (``verl.utils.sandbox``) without access to the expected results.
 
 For tests on standard input, the program runs once per test and its output is compared in this process. Assertions run
-in a sandbox that does not contain the program. Names that the program defines are replaced by proxies. They forward
-calls, attributes and items to a second sandbox, which contains the program but no tests and replies with values of
-built-in types. The program sees the arguments of its calls, but never the expected results.
+in a sandbox that does not contain the program. Names that the program defines are replaced by proxies. The proxies
+forward calls, attributes and items to a second sandbox. It contains the program but no tests, and replies with values
+of built-in types. The program sees the arguments of its calls, but never the expected results.
 """
 
 import ast
@@ -269,7 +269,7 @@ for source, names in tests:
         pass
 print(f"\\n{passed}")
 '''
-"""Source of the program that runs tests. It reads tests as JSON and finally prints the number of passed tests."""
+"""Source of the program that runs tests. The program reads tests as JSON and prints the number of passed tests."""
 
 
 def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:

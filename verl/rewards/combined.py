@@ -16,12 +16,12 @@ INAPPLICABLE = Verdict(False, False, "inapplicable")
 
 
 def add_verdicts(parts: Sequence[tuple[float, str]], verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict of a weighted sum of ``parts``, given as weights and import paths (empty for a partial sum).
+    """Return the verdict of a weighted sum of ``parts``: a weight and an import path each (empty for a partial sum).
 
-    A function that does not apply adds nothing and changes no weights. The extra values are each function's score,
-    under its name, and the functions' extra values. The first applicable verifier or function with ``acc`` decides
-    whether the response is correct. Without one, the response is correct if the first applicable function's score is
-    above 0. A judge decides only if no other function applies. If none applies, the result is ``INAPPLICABLE``.
+    A function that does not apply adds nothing and leaves the weights unchanged. The extra values are the functions'
+    scores, keyed by name, and the functions' extra values. The first applicable verifier or function with ``acc``
+    decides whether the response is correct. Otherwise, the response is correct if the first applicable function's score
+    is above 0. A judge decides only if no other function applies. If none applies, the result is ``INAPPLICABLE``.
     """
     score, scores, extras, deciding, rank = 0.0, dict[str, float](), dict[str, Any](), INAPPLICABLE, -1
     for (weight, path), name, verdict in zip(parts, summand_names(parts), verdicts, strict=True):

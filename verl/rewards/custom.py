@@ -62,7 +62,7 @@ class MissingColumns(ConfigError):
 
 
 def keywords_of(path: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keyword arguments for the function ``path`` from ``kwargs``, in the format of ``CUSTOM_KWARGS``."""
+    """Return the keyword arguments for the function ``path``; ``kwargs`` has the format of ``CUSTOM_KWARGS``."""
     own: Mapping[str, Any] | None = kwargs.get(path)
     return {name: value for name, value in kwargs.items() if ":" not in name} if own is None else own
 
@@ -191,7 +191,7 @@ def _location(function: Callable[..., Any]) -> str:
 
 
 def _read_result(result: Any) -> tuple[float, bool, dict[str, Any]]:
-    """Return the score, correctness and extra values in ``result``. Raises ``CustomFunctionError`` if it is invalid."""
+    """Parse ``result`` into score, correctness and extra values. Raises ``CustomFunctionError`` if it is invalid."""
     whole = "a finite number, a bool, or a dict with 'score'"
     if not isinstance(result, Mapping):
         score = _number(result, "", whole)
@@ -248,7 +248,7 @@ PARTIAL = {
     "to say which responses are (docs/rewards.md)",
     "environment": "environments lie between 0 and 1, and all count as right, as those above 0 do",
 }
-"""End of the note about partial scores, by verdict reason."""
+"""Second part of the note about partial scores, keyed by verdict reason."""
 
 
 def partial_scores_note(verdicts: Sequence[Verdict]) -> str:

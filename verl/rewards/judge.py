@@ -57,7 +57,7 @@ MAX_OBJECTS = 100
 """Maximum number of positions in an answer at which JSON parsing is attempted."""
 
 _OBJECT = re.compile(r'\{\s*"')
-"""Pattern of the start of a JSON object, which few braces in prose and LaTeX match."""
+"""Pattern of the start of a JSON object. Few braces in prose and LaTeX match it."""
 
 
 class JudgeError(Exception):
@@ -209,7 +209,7 @@ def judge_prompt(
 
 
 def verdict_schema(num_criteria: int, is_pair: bool = False) -> dict[str, Any]:
-    """Return the JSON schema of an answer: a reason, and the better response, the criteria that are met, or a score."""
+    """Return the JSON schema of an answer: a reason with either the better response, the criteria met, or a score."""
     name, verdict = "score", dict[str, Any](type="number", minimum=0, maximum=1)
     if is_pair:
         name, verdict = "better", {"type": "string", "enum": [*CHOICES]}
@@ -260,9 +260,9 @@ def read_choice(answer: str) -> tuple[float, str]:
 
 
 def _parsed(answer: str, key: str) -> tuple[Any, str]:
-    """Return the value of ``key`` and the reason from the JSON object with this key, ignoring thoughts and text.
+    """Return the value of ``key`` and the reason from the JSON object with this key, ignoring thoughts and other text.
 
-    Raises ``JudgeError`` if there is no such object, or if several disagree (one may be quoted from a response).
+    Raises ``JudgeError`` if there is no such object, or if several such objects disagree (one may be a quote).
     """
     # An answer that is just the object may speak of thoughts in its reason.
     text = answer if _OBJECT.match(answer.lstrip()) else after_thinking(answer)

@@ -36,7 +36,7 @@ WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
 """Example scored at startup, so that imports and sympy's cold caches do not count towards the first time limit."""
 
 PendingVerdicts = Future[list[Verdict]]
-"""Future of the scored verdicts on a submitted batch, in the order of the responses.
+"""Future for the scored verdicts on a submitted batch, in the order of the responses.
 
 ``result`` re-raises a verifier's exception and raises ``RuntimeError`` if the pool was closed.
 """
@@ -46,12 +46,12 @@ class VerifierPool(KillablePool):
     """Context manager for a pool of ``config.num_workers`` verifier processes (default: :func:`spare_cores`).
 
     If a verifier exceeds ``timeout_s`` or its memory limit, or dies, the response counts as wrong, with the reason
-    ``timeout``, ``memory`` or ``crash``; other responses are not affected. ``memory_limit_mb`` is relative to the
+    ``timeout``, ``memory`` or ``crash``. Other responses are not affected. ``memory_limit_mb`` is relative to the
     process size after imports. Any other exception from a verifier indicates a bug and is raised.
 
-    ``config.custom_functions`` take precedence over verifiers. If a custom function fails in one of these ways, the
+    ``config.custom_functions`` take precedence over verifiers. If a custom function exceeds a limit or dies, the
     response scores 0 and the function's child processes are killed. With ``on_function_error=zero``, a response also
-    scores 0 if the function raises an exception, the first of which is logged; the reason is ``error``. Raises
+    scores 0, with the reason ``error``, if the function raises an exception. Only the first exception is logged. Raises
     ``ConfigError`` if a function cannot be loaded. A pool is thread-safe; batches are scored one at a time.
     """
 
@@ -173,7 +173,7 @@ class VerifierPool(KillablePool):
         return self.submit(self._ask_services, list(jobs))
 
     def _score(self, jobs: list[Job], parts: list[list[tuple[float, str]] | None]) -> list[Verdict]:
-        """Return one verdict per response, which is a sum over the response's jobs if it has ``parts``."""
+        """Return one verdict per response. If the response has ``parts``, the verdicts on its jobs are added."""
         verdicts = self._score_jobs(jobs)
         totals, end = list[Verdict](), 0
         for summed in parts:
@@ -199,7 +199,7 @@ class VerifierPool(KillablePool):
         return [verdicts[index] for index in range(len(jobs))]
 
     def _scored_apart(self, scorer: Scorer) -> list[tuple[float, str]] | None:
-        """Return the weights and paths of a sum whose functions cannot all run in one process; otherwise, return None.
+        """Return the weights and paths of a sum whose functions cannot all run in one process, or None otherwise.
 
         Coroutines run in an event loop, which other functions would block, and verifiers have a quick pass. A judge
         that waits for sampling or for the group is excluded, and its verdict is added later.

@@ -52,11 +52,11 @@ VERIFIERS = {source: _path(module) for module, (sources, _) in FAMILIES.items() 
 
 Verifiers are lazily imported, because some need sympy. A verifier is called with ``(solution, ground_truth, extra_info,
 quick)``, where ``solution`` is the response after its thoughts, and returns a :class:`Verdict`. With ``quick=True``,
-which the pool tries first, it returns None if verification could take more than about a millisecond."""
+which the pool tries first, the verifier returns None if verification could take more than about a millisecond."""
 
 TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
-"""Function for each verifier that converts a ground truth to a list of accepted answers, each of which can be passed to
-the verifier. The function raises ``ValueError`` for an invalid ground truth."""
+"""For each verifier, a function that converts a ground truth to a list of accepted answers. The verifier takes one of
+these answers at a time. The function raises ``ValueError`` for an invalid ground truth."""
 
 BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
 """Verifiers that expect answers in ``\\boxed{}``."""
@@ -126,7 +126,7 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
 
 
 def _family(data_source: str) -> str | None:
-    """Return the key of a data source in ``VERIFIERS``, or None."""
+    """Return the key in ``VERIFIERS`` that matches a data source, or None."""
     families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
     return data_source if data_source in VERIFIERS else next(families, None)
 
@@ -237,7 +237,7 @@ def check_ground_truth(
 ) -> None:
     """Raise a ``ConfigError`` that names ``field`` if the scorer for ``data_source`` rejects ``ground_truth``.
 
-    Verifiers are tested on an empty response, and the program verifier requires a sandbox on this machine. Custom
+    The check runs the verifier on an empty response. For programs, it also requires a sandbox on this machine. Custom
     functions accept any JSON value.
     """
     scorer = find_scorer(data_source, custom)

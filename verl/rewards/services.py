@@ -133,7 +133,7 @@ def question_key(question: Question) -> str:
 
 
 class _Answers:
-    """Database of answers, keyed by the digest of the question, that survives the death of a process.
+    """Database of answers, keyed by the question's digest, that survives if a process is killed.
 
     If the file is damaged, for example by a machine crash, its readable answers are moved to a new file. Raises
     ``ConfigError`` if the file is not a database, or cannot be written.

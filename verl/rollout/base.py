@@ -27,12 +27,12 @@ class RolloutSetup:
     """Tokens that end a response and are included in it."""
     tokenizer: PreTrainedTokenizerBase
     stop_strings: list[str]
-    """Strings that end a response as soon as its text, without special tokens, contains one. All tokens up to that
-    point are kept, with their log-probabilities and hidden states."""
+    """Strings that end a response as soon as its text, without special tokens, contains one of them. All tokens up to
+    that point are kept, with their log-probabilities and hidden states."""
 
     @property
     def calculator(self) -> CalculatorConfig | None:
-        """Options for measuring hidden states of responses in the engine, or None to measure none."""
+        """Options for measuring hidden states in the engine, or None to disable measurement."""
         calculator = self.config.calculator
         return calculator if calculator.measured_by("rollout") else None
 
@@ -63,10 +63,10 @@ class Rollout(Protocol):
         """
 
     def cut(self) -> Batch | None:
-        """Stop all running responses and return them with their ``version``, or None if there are none."""
+        """Stop all unfinished responses and return them with their ``version``, or None if there are none."""
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return rank metrics and ``request`` of conversations with turns since the last call or :meth:`cut`.
+        """Return rank metrics and ``request`` of conversations that had turns since the last call or :meth:`cut`.
 
         Returns None if the engine does not measure rank metrics.
         """

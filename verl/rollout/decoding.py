@@ -44,7 +44,7 @@ class Decoded:
 
 
 class StopStrings:
-    """Detector of responses whose text contains one of several stop strings."""
+    """Detector of stop strings in the text of responses."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self.tokenizer = tokenizer
@@ -54,7 +54,7 @@ class StopStrings:
         self.window = 16 + max(len(string.encode()) for string in strings)
 
     def matches(self, token_ids: Tensor) -> Tensor:
-        """Return whether the last token of each response [B, t] completes a stop string, [B] bool on the CPU."""
+        """Return a bool mask [B], on the CPU, of the responses [B, t] whose last token completes a stop string."""
         tails = token_ids[:, -self.window :].tolist()
         texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
         return torch.tensor([any(string in text for string in self.strings) for text in texts], dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Rollout engines, which sample responses inside a worker. Each has a module and an entry in ``ROLLOUTS``."""
+"""Rollout engines, which sample responses inside a worker. Each engine has a module and an entry in ``ROLLOUTS``."""
 
 import ast
 import os
@@ -20,16 +20,16 @@ ROLLOUTS = {
     "vllm": "verl.rollout.vllm_rollout:VLLMRollout",
     "hf": "verl.rollout.hf_rollout:HFRollout",
 }
-"""Import path of the engine class for each ``rollout.name``, so that unused libraries are not imported."""
+"""Maps ``rollout.name`` to the import path of the engine class, which avoids importing unused libraries."""
 
 
 NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into vLLM"}
-"""Model types that train incorrectly with vLLM without an error, and the reasons. vLLM's weight loader for gpt_oss
-writes to the parameters directly, so a reload does not detect the new weights."""
+"""Reasons why training with vLLM silently fails, keyed by model type. vLLM's weight loader for gpt_oss writes to the
+parameters directly, so a reload does not detect the new weights."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
-    """Create the engine selected by ``rollout.name``; ``policy`` is the policy that this worker trains, or None."""
+    """Create the engine selected by ``rollout.name``. ``policy`` is the model that this worker trains, or None."""
     rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
     return rollout
 
@@ -62,7 +62,7 @@ def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
 
 @cache
 def cpu_head_sizes() -> list[int]:
-    """Return the head sizes supported by the installed vLLM's CPU attention, or an empty list if unknown.
+    """Return the head sizes supported by the installed vLLM's CPU attention, or an empty list if they are unknown.
 
     The function parses vLLM's source because importing it takes seconds.
     """

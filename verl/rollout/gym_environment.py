@@ -1,7 +1,7 @@
 """Adapter for environments with Gymnasium's interface, ``reset(seed=...)`` and ``step(action)``.
 
 Such an environment keeps its state internally and cannot be sent between processes. Only the seed and past actions are
-sent, so they must determine the state. A process without the environment creates a new one and replays the actions.
+sent, so they must determine the state. A process that lacks the environment creates a new one and replays the actions.
 """
 
 import json
@@ -14,13 +14,13 @@ from verl.rollout.environments.tools import Turn
 from verl.utils.user_code import user_code
 
 MOST_LIVE = 64
-"""Maximum number of live environments that a process keeps between steps; the oldest are dropped first."""
+"""Maximum number of live environments that a process keeps between steps. The oldest are dropped first."""
 
 
 class GymEnvironment:
     """Base class for adapters of Gymnasium environments. ``rollout.multi_turn.environment`` must name a subclass.
 
-    The environment is seeded with ``extra_info["seed"]``, or the prompt's number by default, and the first observation
+    The environment is seeded with ``extra_info["seed"]``, or the prompt's ``uid`` by default, and the first observation
     is added to the prompt. ``random`` and ``numpy.random``, which some environments use, are seeded before each call.
     """
 
@@ -32,7 +32,7 @@ class GymEnvironment:
         raise NotImplementedError(f"{type(self).__name__}: define make(self), which returns an environment")
 
     def action(self, text: str) -> Any:
-        """Convert a turn's text to an action of JSON values. The policy sees the message of any ``ValueError``."""
+        """Convert a turn's text to a JSON-serializable action. The policy sees the message of any ``ValueError``."""
         return text.strip()
 
     def show(self, observation: Any) -> str:
@@ -44,7 +44,7 @@ class GymEnvironment:
         return {"seed": record.extra_info.get("seed", record.uid), "actions": []}
 
     def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the first observation as a message. Subclasses set ``observe = None`` if prompts contain it."""
+        """Return the first observation as a message. Subclasses whose prompts contain it set ``observe = None``."""
         env, seen = self._begun(state)
         _close(env)
         return [{"role": "user", "content": self.show(seen)}]

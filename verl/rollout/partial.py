@@ -1,4 +1,4 @@
-"""Partial response, stored as lists while it is sampled and in a ``Batch`` when it is finished, sent or saved."""
+"""Partial responses, stored as lists during sampling and in a ``Batch`` when they are finished, sent or saved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -63,7 +63,7 @@ def program_at_end(text: str) -> str | None:
 
 
 def output_of(code: str, max_chars: int) -> str:
-    """Run a program and return its output and the end of any traceback. Long output is truncated in the middle."""
+    """Run a program and return its output and the end of any traceback. The middle of long output is omitted."""
     ending, stdout, stderr = run_python(code, seconds=SECONDS)
     parts = [stdout.rstrip()]
     if ending != "ok":

@@ -7,7 +7,7 @@ from verl.rollout.programs import output_of
 from verl.utils.sandbox import require_sandbox
 
 MAX_CHARS = 8000
-"""Maximum length of a result in characters; longer results are cut in the middle."""
+"""Maximum length of a result in characters. Longer results are cut in the middle."""
 
 require_sandbox()
 

@@ -1,6 +1,6 @@
 """Queue that assigns requests to engines as room becomes available.
 
-This module avoids heavy imports. Assignments depend only on numbers of requests, so they are reproducible.
+This module avoids heavy imports. Assignments depend only on the numbers of requests, so they are reproducible.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ class RequestQueue:
     """Queue that assigns requests 0 to ``num_requests`` - 1 to engines in ascending order.
 
     If all requests fit, they are divided equally among the engines at the start. Otherwise, each of several engines
-    starts with the number guaranteed to fit in its cache, and the rest wait for room, so no engine has long responses
-    left while others are idle. Consecutive requests go to the same engine if possible, because requests with the same
-    prompt share cache space. A single engine fills all slots at the start, since no other can take over.
+    starts with the number guaranteed to fit in its cache. The other requests wait for room, so no engine has long
+    responses left while others are idle. Consecutive requests go to the same engine if possible, because requests with
+    the same prompt share cache space. If there is only one engine, it fills all its slots at the start.
     """
 
     def __init__(self, num_requests: int, engines: Sequence[EngineCapacity]) -> None:
@@ -37,7 +37,7 @@ class RequestQueue:
         self._resumed: list[list[int]] = [[] for _ in engines]
         """Requests that each engine will resume because its cache contains their conversations."""
         self._again: list[int] = []
-        """Requests that any engine can process, such as those of lost engines."""
+        """Requests that any engine may process, such as those of lost engines."""
         self._slots = [engine.slots for engine in engines]
         several = len(engines) > 1
         self._room = [min(engine.slots, engine.guaranteed) if several else engine.slots for engine in engines]
@@ -68,7 +68,7 @@ class RequestQueue:
         return [*resumed, *dealt] if resumed else dealt
 
     def resume(self, requests: Sequence[int]) -> None:
-        """Queue each request for the engine that last processed it, or for any engine if there is no such engine."""
+        """Queue each request for the engine that last processed it, or for any engine if that one is unavailable."""
         for request in requests:
             engine = self._engine_of.get(request)
             if engine is not None and self._slots[engine]:

@@ -23,7 +23,7 @@ class ResponseRequests:
     prompt_ids: list[list[int]]
     """Prompt of each response."""
     streams: list[int]
-    """Random stream from which each response is sampled; see :func:`response_stream`."""
+    """Random stream from which each response is sampled. See :func:`response_stream`."""
     sampling: SamplingConfig
     overrides: list[SamplingConfig] | None = None
     """Sampling options of each response, or None to use ``sampling`` for all responses."""
@@ -32,15 +32,15 @@ class ResponseRequests:
     last entry also applies to all later positions."""
     partial: Optional["Batch"] = None
     """Partial responses to resume, or None if all responses are new, have a single turn and are never interrupted. The
-    batch has ``rollout_logprobs`` and either ``version`` (if engines interrupt responses) or ``source`` (if the
-    environment extends them). New responses are empty."""
+    batch has ``rollout_logprobs``, and also ``version`` if engines interrupt responses, or ``source`` if the
+    environment extends them. New responses are empty."""
     max_tokens: list[int | None] | None = None
     """Maximum number of tokens in each response's next turn, or None to allow the remaining response length."""
     stop: list[list[str]] | None = None
     """Strings that end each response's next turn, in addition to the run's stop strings."""
     max_response_length: int | None = None
-    """Maximum number of tokens in each response, or None to use the run's maximum. If it is set, the run's stop strings
-    are ignored, as for the answers of a judge."""
+    """Maximum number of tokens in each response, or None to use the run's maximum. Setting a maximum disables the run's
+    stop strings, for example for a judge's answers."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 
@@ -57,14 +57,14 @@ class ResponseRequests:
 
 @dataclass(frozen=True)
 class EngineModel:
-    """Model that an engine loads for an evaluation, with the conditions that end its responses."""
+    """Model that an engine loads for an evaluation, and the conditions that end its responses."""
 
     path: str
     max_model_len: int
     """Maximum sequence length, including prompt and response."""
     max_response_length: int
     stop: list[str]
-    """Strings that end a response when they occur in its text (without special tokens)."""
+    """Strings that end a response when they occur in its text without special tokens."""
     stop_token_ids: list[int]
     seed: int
 
@@ -72,13 +72,13 @@ class EngineModel:
 def response_stream(seed: int, uid: int, place: int) -> int:
     """Return the 64-bit key of the random stream for response ``place`` to the prompt ``uid``.
 
-    Each token is sampled with one number of the stream, indexed by the token's position in the whole sequence.
+    Each token is sampled with one random number from the stream, indexed by the token's position in the sequence.
     """
     return substream(substream(substream(0, seed), uid), place)
 
 
 def occurrences(records: Sequence["PromptRecord"]) -> list[int]:
-    """Count the earlier records with the same ``uid`` for each record. ``data.train_weights`` can repeat records."""
+    """Count, for each record, the earlier records with the same ``uid``. ``data.train_weights`` can repeat records."""
     seen = Counter[int]()
     counts = []
     for record in records:

@@ -19,7 +19,7 @@ def private_shared_memory(place: WorkerPlace) -> Iterator[None]:
 
     vLLM uses the same name in every engine for workers that it did not launch, so engines on one machine would collide
     with each other or with leftovers of a killed engine. The name is removed as soon as every worker has tried to open
-    the memory, so a worker that is killed later leaves nothing behind. GPU engines share no memory in this way.
+    the memory, so a worker that is killed later leaves nothing behind. GPU engines do not share memory this way.
     """
     memory: Any = getattr(cpu_communicator, "_CPUSHMDistributed", None)
     if place.device_type != "cpu" or memory is None:

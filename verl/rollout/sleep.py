@@ -16,7 +16,7 @@ class EngineSleep:
     """Sleep state of an engine.
 
     A sleeping engine keeps neither weights nor KV cache in memory (level 2). Loading new weights wakes it. The KV cache
-    is allocated after the weights arrive, so that the collectives that gather the weights can use its memory.
+    is allocated after the weights arrive, so its memory is available to the collectives that gather them.
     """
 
     engine: LLM

@@ -1,4 +1,4 @@
-"""Shared code of the vLLM engines for training and evaluation, which run inside a worker's process."""
+"""Code shared by the vLLM engines for training and evaluation, which run inside a worker's process."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +36,8 @@ PLUGIN_INACTIVE = (
 CPU_KV_CACHE_MB = 512
 """Default KV cache size of a CPU engine, in MiB."""
 CPU_BLOCK_SIZE = 32
-"""Tokens per block of the CPU cache: the minimum for most vLLM kernels, overridden by vLLM for the others. Responses
-share only full blocks of their prompt. With vLLM's default of 128, shorter prompts would be recomputed each time."""
+"""Tokens per block of the CPU cache: the minimum for most vLLM kernels. For the others, vLLM overrides it. Responses
+share only full blocks of a prompt. With vLLM's default of 128, shorter prompts would be recomputed each time."""
 
 
 def start_engine(
@@ -52,7 +52,7 @@ def start_engine(
     reduces: bool = True,
     **further: Any,
 ) -> LLM:
-    """Start an engine in this process for the model at ``path``; see :func:`engine_options` for the other arguments.
+    """Start an engine in this process for the model at ``path``. See :func:`engine_options` for other arguments.
 
     Raises ``ConfigError`` if the model cannot return the states of a requested layer.
 
@@ -152,7 +152,7 @@ def check_streams(engine: LLM) -> None:
 
 @contextmanager
 def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
-    """Replace vLLM's error about missing states of intermediate layers with one that names ``calculator.layers``."""
+    """Replace vLLM's error about missing states of intermediate layers with one that mentions ``calculator.layers``."""
     try:
         yield
     except ValueError as error:
@@ -203,7 +203,7 @@ def engine_capacity(engine: LLMEngine) -> EngineCapacity:
 def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
     """Run the engine for at most ``max_steps`` steps and return the finished requests.
 
-    Hidden states are measured in batches, whenever a batch is full and at the end.
+    Hidden states are measured in batches: whenever a batch is full, and after the last step.
     """
     collector = getattr(engine, "state_collector", None)
     finished: list[RequestOutput] = []
@@ -216,7 +216,7 @@ def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
 
 
 def num_waiting(engine: LLMEngine) -> int:
-    """Count the requests that the engine has not started, or has preempted because its cache is full."""
+    """Count the requests that have not started or were preempted because the engine's cache is full."""
     core: Any = engine.engine_core
     _, waiting = core.engine_core.scheduler.get_request_counts()
     return int(waiting)

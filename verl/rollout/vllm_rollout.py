@@ -23,7 +23,7 @@ class VLLMRollout(VLLMSampler):
     """Rollout engine for training, which returns responses and their log-probabilities under the policy's weights."""
 
     def __init__(self, setup: RolloutSetup, policy: Policy | None = None) -> None:
-        """Start the engine with random weights, which are replaced later, and ignore ``policy``.
+        """Start the engine with random weights, which are replaced later. ``policy`` is ignored.
 
         Raises ``ConfigError`` if vLLM has no native class for this architecture or cannot return the requested states.
         """

@@ -33,9 +33,9 @@ class VLLMSampler:
     place: WorkerPlace
     max_response_length: int
     end_tokens: list[int]
-    """Tokens that end a response, in addition to the model's own."""
+    """Tokens that end a response, in addition to those of the model."""
     stop_strings: list[str]
-    """Strings that end a response, in addition to the model's own."""
+    """Strings that end a response, in addition to those of the model."""
     measures: bool
     """Whether the engine captures hidden states."""
     turns: Turns | None
@@ -57,13 +57,13 @@ class VLLMSampler:
     def begin(self) -> None:
         """Empty the prefix cache, which validation may have filled, unless responses are still running.
 
-        This matches a run that resumes at this step, which also starts with an empty cache.
+        A run that resumes at this step also starts with an empty cache.
         """
         if not self._partial:
             self.engine.reset_prefix_cache()
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
-        """Add requests, run up to ``max_steps`` steps, and return finished responses and the number of waiting ones."""
+        """Add requests, run at most ``max_steps`` steps, and return finished responses and the number still waiting."""
         engine = self.engine.llm_engine
         self._version = requests.version
         partial = requests.partial

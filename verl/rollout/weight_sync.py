@@ -21,7 +21,7 @@ PROJECTIONS = {
     "w3.weight": ("w13_weight", "w3"),
     "w2.weight": ("w2_weight", "w2"),
 }
-"""Mapping from an expert's projection in checkpoints to vLLM's parameter for all experts and the shard within it."""
+"""Maps an expert's weight name in checkpoints to vLLM's fused parameter and the shard of it that is loaded."""
 
 
 def engine_dtype(engine: LLM) -> EngineDtype:
@@ -41,7 +41,7 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
     """Replace the engine's weights and discard everything cached under the old ones.
 
     With tensor parallelism, every process of the engine receives full parameters, which vLLM slices. Raises
-    ``RuntimeError`` if some of the engine's parameters are missing from ``parameters``; the message names them.
+    ``RuntimeError`` with the names of any engine parameters that are missing from ``parameters``.
 
     Args:
         parameters: Output of :func:`verl.models.huggingface.checkpoint_parameters`, with stacked experts.
@@ -63,8 +63,8 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
 def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Reload the weights and return the names of the parameters that were not loaded.
 
-    vLLM only logs missing parameters. They are determined from the names that ``load_weights`` returns, and the check
-    is skipped if it returns None.
+    vLLM only logs missing parameters. The names are inferred from those that ``load_weights`` returns. If it returns
+    None, the check is skipped.
     """
     expected = {name for name, _ in model.named_parameters()}
     load_weights, received = model.load_weights, expected
@@ -102,10 +102,10 @@ def _stacking_layers(model: nn.Module) -> dict[str, tuple[str, Any]]:
 def _load_stacks(
     layers: dict[str, tuple[str, Any]], weights: Iterable[tuple[str, Tensor]], loaded: set[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Load stacked experts with a single call to vLLM's loader per stack, and yield all other weights.
+    """Load each stack of experts with a single call to vLLM's loader, and yield all other weights.
 
-    Stacks that cannot be loaded whole, for example because each process of the engine has only some of the experts, are
-    yielded expert by expert.
+    If a stack cannot be loaded as a whole, for example because each engine process has only some of the experts, its
+    experts are yielded one by one.
 
     Args:
         loaded: Set to which the names of loaded parameters are added.
@@ -133,8 +133,8 @@ def _reported(name: str) -> str:
 def _refresh_tied_head(model: nn.Module) -> None:
     """Repack an output head that shares the embedding's weights.
 
-    On a CPU, vLLM computes with a packed copy of each layer's weights and repacks the layers that a reload names. A
-    tied head is never named, so its packed copy of the old weights would remain in use.
+    On a CPU, vLLM computes with a packed copy of each layer's weights and repacks only the layers that it reloads. A
+    tied head is not reloaded, so its packed copy of the old weights would remain in use.
     """
     head: Any = getattr(model, "lm_head", None)
     weight = getattr(head, "weight", None)

@@ -1,4 +1,4 @@
-"""Prints a run's progress (a live bar on a terminal, otherwise lines), its errors and its final tables."""
+"""Prints a run's progress, errors and final tables. Progress is a live bar on a terminal, and lines otherwise."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError, visible
 from verl.run.exit_codes import INTERRUPTED
 
 MAX_SHOWN, MAX_FACT = 2000, 200
-"""Maximum number of characters to show of each prompt or response, and of each value printed with it."""
+"""Maximum number of characters shown per prompt or response, and per value printed above them."""
 
 PHASES = {
     "gen": "sampling",
@@ -30,7 +30,7 @@ PHASES = {
 """Text printed for each phase of the first step and of slow steps."""
 
 SLOW_STEP_S = 60.0
-"""Seconds after which a step is slow, so that its remaining phases are printed if the output is not a terminal."""
+"""Seconds after which a step counts as slow. Without a terminal, its remaining phases are printed."""
 
 Columns = Mapping[str, tuple[str, str]]
 """Maps each header in a progress bar to the name and format of its metric."""
@@ -164,7 +164,7 @@ class RunDisplay:
             self.fail(error, what)
 
     def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
-        """Show a prompt, its response and a line of facts about them. The middle of long texts is omitted."""
+        """Show a line of ``facts``, a prompt and its response. The middle of long texts is omitted."""
         # Escape line breaks, so that model output cannot imitate the run's own lines.
         shown = {name: _shortened(visible(value).replace("\n", "\\n"), MAX_FACT) for name, value in facts.items()}
         self.say(" | ".join(f"{name} {value}" for name, value in shown.items()))
@@ -183,7 +183,7 @@ class RunDisplay:
 
 @contextmanager
 def sampling_display(title: str, kept: str) -> Iterator[RunDisplay]:
-    """Show the progress of an evaluation or analysis. If interrupted, tell the user that ``kept`` are preserved.
+    """Show the progress of an evaluation or analysis. On Ctrl-C, tell the user what is ``kept``.
 
     Raises:
         SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.

@@ -1,4 +1,4 @@
-"""Ends runs: checkpoints preempted runs between steps, prints final messages and sets exit codes."""
+"""Ends runs: saves preempted runs between steps, prints final messages and sets exit codes."""
 
 import signal
 import sys

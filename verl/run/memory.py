@@ -21,9 +21,9 @@ GB = 1e9
 CONTEXT_GB = 2.0
 """Estimated size of the CUDA context, kernels and NCCL buffers, assuming one process per GPU."""
 LOGITS_BYTES, ENTROPY_BYTES, SAMPLING_BYTES = 12, 20, 32
-"""Bytes per token and vocabulary entry. ``LOGITS_BYTES``: log-softmax, probabilities and their product in float32, in
-addition to the logits. ``ENTROPY_BYTES``: backward passes through the entropy, including the logits.
-``SAMPLING_BYTES``: sorted float64 probabilities and their sums if ``rollout.name=hf`` samples."""
+"""Memory for logits in bytes per token and vocabulary entry. ``LOGITS_BYTES``: log-softmax, probabilities and their
+product in float32, in addition to the logits. ``ENTROPY_BYTES``: backward passes through the entropy, including the
+logits. ``SAMPLING_BYTES``: sorted float64 probabilities and their sums if ``rollout.name=hf`` samples."""
 
 SAME_MODEL = 0.05
 """Maximum fraction of parameters in norms and biases for which the memory estimate is used."""
@@ -31,7 +31,7 @@ WARNED = 0.9
 """Fraction of GPU memory above which a warning is printed. Estimates omit fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
 METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.update"}
-"""Maps phases to the worker methods whose suggested fixes apply. Optimizer steps use the fixes for loading."""
+"""Maps each phase to the worker method whose suggested fixes apply. Optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
 """Maps each memory component to its size in GB on one GPU."""

@@ -60,7 +60,7 @@ class PageWriter:
         self._say(f"page: {self.page}" if code == 0 else failed)
 
     def stop(self) -> None:
-        """Kill the writing process if it is running. Any existing report remains unchanged."""
+        """Kill the report process if it is running. Any existing report remains unchanged."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()

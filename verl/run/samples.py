@@ -81,9 +81,9 @@ class SampleStore:
 
 
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
-    """Yield files to remove until the others take up at most ``limit`` bytes, but never the newest file.
+    """Yield files to remove until the rest take up at most ``limit`` bytes. The newest file is never removed.
 
-    Training files are removed first. Each pass over a split removes every other file, oldest first.
+    Training files are removed first. Within a split, odd steps come before multiples of 2, then of 4, oldest first.
     """
     total = sum(sizes.values())
     left = sorted(sizes)[:-1]
@@ -95,7 +95,7 @@ def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFi
 
 
 def _halvings(step: int) -> int:
-    """Return a rank that increases with the number of times ``step`` can be halved, and is largest for step 0."""
+    """Return 1 plus the number of times that ``step`` is divisible by 2, or 64 for step 0."""
     return (step & -step).bit_length() if step else 64
 
 

@@ -46,7 +46,7 @@ MAX_WORKERS_PER_CORE = 3
 """Maximum number of workers per core on a machine without GPUs. veRL's default of 8 workers is for GPU machines."""
 
 JUDGE_SHARE = 0.1
-"""Fraction of each GPU that Ray reserves for a frozen judge. The judge's memory is set by an option."""
+"""Fraction of each GPU that Ray reserves for a frozen judge. An option sets the judge's memory."""
 
 RELEASE_S = 30.0
 """Maximum seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
@@ -74,9 +74,9 @@ class RaySession(ExitStack):
         self.nnodes, self.workers_per_node, self.device_type = nnodes, workers_per_node, device_type
         self.machines, self.folder, self.files = machines, folder, files
         self.largest_batch = (0, 0)
-        """Maximum number of episodes in one message, and of tokens per episode."""
+        """Maximum numbers of episodes per message and of tokens per episode."""
         self.pool = (0, 0)
-        """Number of machines, and of workers per machine, for separate engines."""
+        """Numbers of machines and of workers per machine for separate engines."""
         self.weight_bytes = 0
         """Size in bytes of the weights sent to the separate engines."""
         self.machines_gathered = False
@@ -310,13 +310,13 @@ class TrainingRun(RaySession):
         )
 
     def _supervision(self, kind: str, folder: str = "") -> Supervision:
-        """Return the supervision options for a kind of worker, with logs in a subfolder of the attempt's logs."""
+        """Return the supervision options for a kind of worker. Logs go to ``folder`` in the attempt's log folder."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
         return Supervision(*times, logs / folder, kind, self.display.stage, self.preemption.check)
 
     def _check_devices(self, sizes: list[int]) -> None:
-        """Warn if the models may not fit on the devices. Sizes are GPU memory in bytes, or 0 for a CPU."""
+        """Warn if the models may not fit on the devices. ``sizes`` are GPU memory sizes in bytes, or 0 for a CPU."""
         config = self.config
         # A run that only validates needs neither gradients nor moments.
         if isinstance(config, PPOConfig) and min(sizes) and not config.trainer.val_only:
@@ -324,7 +324,7 @@ class TrainingRun(RaySession):
                 self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
-        """Call ``train`` and return its result. After machine failures, call it again from the latest checkpoint.
+        """Call ``train`` and return its result. After machine failures, retry from the latest checkpoint.
 
         Raises:
             WorkerError: If the program failed, or if machines failed too often or twice in the same way and step.

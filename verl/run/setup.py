@@ -246,9 +246,9 @@ def judge_tokenizer(
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
     """Call each data source's custom function on the source's first record, as in training.
 
-    One call has an empty response, and another has the ground truth. An external pairwise judge compares the two.
-    Returns a warning for each call that exceeded a limit. Raises ``ConfigError`` if a function raises an error, returns
-    no score, or is for a data source without records.
+    Each function scores an empty response and the ground truth. An external pairwise judge compares these two. Returns
+    a warning for each call that crashed or exceeded a limit. Raises ``ConfigError`` if a function raises an error or
+    returns no score, or if no record has its data source.
     """
     custom = config.paths_of_custom_functions()
     if not custom:

@@ -43,10 +43,10 @@ TEXTS = (
     *("Stra\u00dfe na\u00efve caf\u00e9", "\u4eca\u5929\u5929\u6c14", "\u041f\u0440\u0438\u0432\u0435\u0442"),
     *("\u0645\u0631\u062d\u0628\u0627", "\U0001f600\U0001f44d\U0001f3fd", "e\u0301\u200b|"),
 )
-"""Texts on which the tokenizers are compared, in addition to texts of the run."""
+"""Texts on which the tokenizers are compared, in addition to texts from the run."""
 
 LOWEST = -1e30
-"""Lower bound on valid log-probabilities, which float32 can represent."""
+"""Lower bound on valid log-probabilities, within the range of float32."""
 
 FIRST_PAUSE_S = 1.0
 """Seconds before the first retry of a request. The delay doubles with each further retry."""
@@ -55,19 +55,19 @@ FIRST_PAUSE_S = 1.0
 class TeacherServer:
     """Client of the teacher at ``options.address``. The constructor checks the server.
 
-    Raises ``ConfigError`` if the server does not answer, serves several models without one being selected, uses a
+    Raises ``ConfigError`` if the server does not answer, serves several models although none is selected, uses a
     different tokenizer, or does not return the log-probabilities of a prompt.
 
     Args:
         tokenizer: The policy's tokenizer.
-        texts: Texts of the run. The server must tokenise these and ``TEXTS`` like ``tokenizer``.
+        texts: Texts of the run. The server must tokenize these and ``TEXTS`` like ``tokenizer``.
     """
 
     def __init__(self, options: TeacherServerConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
         self.options = options
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
-        """The server's ``max_model_len``, or None if unknown. A prompt and its response must be shorter in total."""
+        """The server's ``max_model_len``, or None if unknown. A prompt plus its response must be shorter."""
         self.note = ""
         """Warning that the tokenizers could not be compared, or an empty string."""
         try:
@@ -170,7 +170,7 @@ class TeacherServer:
     async def _compare_tokenizers(
         self, session: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
     ) -> None:
-        """Raise ``ServerError`` if the server and the policy's tokenizer tokenise a text differently."""
+        """Raise ``ServerError`` if the server and the policy's tokenizer tokenize a text differently."""
         url = f"{self._url.removesuffix('/v1')}/tokenize"
         for text in texts:
             body = {"model": self.options.model, "prompt": text, "add_special_tokens": False}

@@ -45,7 +45,7 @@ class Backend:
     log: Callable[[int, Metrics], None]
     close: Callable[[], None]
     table: Callable[[int, str, Table], None] = lambda step, name, table: None
-    """Function that records a table under ``name``, or does nothing for most trackers."""
+    """Function that records a table under ``name``. For most trackers, it does nothing."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def _check_wandb(field: str) -> None:
 def keep_records(path: Path, last_step: int) -> Path | None:
     """Remove the records of steps after ``last_step`` and an incomplete last line.
 
-    If other lines are damaged, the file is copied first, only readable records are kept, and the copy's path is
-    returned. Raises ``ConfigError`` if the file cannot be read or copied.
+    If other lines are damaged, only readable records are kept, and the original file is copied first. Returns the path
+    of this copy. Raises ``ConfigError`` if the file cannot be read or copied.
     """
     try:
         lines = [(_step_of(line), line) for line in path.read_bytes().split(b"\n")]
@@ -139,7 +139,7 @@ def jsonl_backend(path: Path) -> Backend:
 
 
 def _file_backend(run: RunInfo) -> Backend:
-    """Return a backend that writes veRL's format, with metrics in ``data``, to ``VERL_FILE_LOGGER_PATH`` if set."""
+    """Return a backend that writes veRL's format (metrics in ``data``), to ``VERL_FILE_LOGGER_PATH`` if set."""
     path = os.environ.get("VERL_FILE_LOGGER_PATH")
     if not path:
         return Backend(lambda step, metrics: None, lambda: None)

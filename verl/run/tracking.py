@@ -92,7 +92,7 @@ class Tracker:
 
 
 def drop_records(folder: Path, last_step: int | None) -> list[str]:
-    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None, and return notes.
+    """Remove metrics and samples of steps after ``last_step``, or of all steps if it is None, and return warnings.
 
     TensorBoard hides later steps automatically, and wandb ignores steps it has already seen. Raises ``ConfigError`` if
     ``metrics.jsonl`` is not a file or cannot be rewritten.

@@ -74,7 +74,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
 
 
 def start_notes(config: PPOConfig) -> list[str]:
-    """Return notes on a smaller last mini-batch, the critic of ``gae``, and the judge."""
+    """Return notes on an incomplete last mini-batch, training with a critic, and the judge."""
     batch, size = config.data.train_batch_size, config.actor.ppo_mini_batch_size
     notes = []
     if batch % size:

@@ -1,4 +1,4 @@
-"""Pool of rollout engines on separate devices, which replaces lost engines."""
+"""Pool of rollout engines on separate devices, in which lost engines are replaced."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ class EnginePool(WorkerGroup):
     def __init__(self, *arguments: Any, goes_on: bool, say: Callable[[str], None], **options: Any) -> None:
         self._goes_on, self._say = goes_on, say
         self.background = ThreadPoolExecutor(1, "sampling")
-        """Thread that runs sampling calls while the trainer works; it is shut down with the engines."""
+        """Thread that runs sampling calls while the trainer works. It is shut down with the engines."""
         self._restarts: dict[int, _Restart] = {}
         """Engine restarts in progress, keyed by the first rank of the engine."""
         self._replacing = threading.Lock()
@@ -98,7 +98,7 @@ class EnginePool(WorkerGroup):
         return len(self.living) > before
 
     def _next_stage(self, first: int, restart: _Restart) -> None:
-        """Start workers in prepared processes, or add workers that have started to the pool as an engine."""
+        """Start workers in prepared processes, or add an engine to the pool if its workers have started."""
         results, ranks = ray.get(restart.calls), self._world_of(first)
         if restart.identities is None:
             identities = self._supervisor.identities.copy()

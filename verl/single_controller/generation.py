@@ -30,7 +30,7 @@ class EngineCalls:
     method: str
     """Name of the worker method to call."""
     copies: int
-    """Number of consecutive workers per engine. All of them are called, but only the first worker's result is used."""
+    """Number of consecutive workers per engine. All are called, but only the result of the first worker is used."""
 
     def __post_init__(self) -> None:
         self._ranks = self.workers.living.copy()
@@ -142,7 +142,7 @@ def generate_responses(
 
 @dataclass(eq=False)
 class Generation:
-    """A pass of all engines over ``requests``, each of which is identified by its index in the batch.
+    """A pass of all engines over ``requests``, which are identified by their indices in the batch.
 
     Raises ``WorkerError`` if an engine's weights do not have the required ``version``.
     """
@@ -153,7 +153,7 @@ class Generation:
     """Number of consecutive workers that form one engine."""
     requests: ResponseRequests
     deterministic: bool
-    """Whether to assign the remaining requests only after all engines have replied, so that the assignment depends on
+    """Whether to assign the remaining requests only after all engines have replied. The assignment then depends on
     response lengths in steps, not on engine speed. Otherwise, an engine receives more requests as soon as it
     replies."""
     on_finished: Callable[[Batch], None]

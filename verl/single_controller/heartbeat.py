@@ -1,10 +1,10 @@
 """Heartbeats between the driver and its workers over a dedicated connection.
 
-By default, Ray's health checks take a minute to declare a silent machine dead, are configured when the cluster starts,
-and do not notice stopped processes. Workers that lose their driver keep running. With heartbeats, both sides react
-within ``detection_s``: the driver ends the attempt, and the worker exits. With ``detection_s`` = 6 and the Ray settings
-in docs/multinode.md, a driver notices a broken network after 8 s (14 s with Ray alone), and the disconnected workers
-exit after 8 s (140 s with Ray alone).
+By default, Ray's health checks take a minute to declare a silent machine dead, and do not notice stopped processes.
+They are configured when the cluster starts. Workers that lose their driver keep running. With heartbeats, both sides
+react within ``detection_s``: the driver ends the attempt, and the worker exits. With ``detection_s`` = 6 and the Ray
+settings in docs/multinode.md, drivers notice a broken network after 8 s instead of 14 s, and disconnected workers exit
+after 8 s instead of 140 s.
 """
 
 import hmac
@@ -115,7 +115,7 @@ class Heartbeat:
                 threading.Thread(target=self._listen, args=(connection,), name="heartbeat", daemon=True).start()
 
     def _listen(self, connection: socket.socket) -> None:
-        """Listen to a worker until it disconnects. Its first message contains the token and its rank."""
+        """Listen to a worker until it disconnects. The first message contains the token and the worker's rank."""
         rank = None
         with connection, suppress(OSError):
             connection.settimeout(self.settings.detection_s)
@@ -151,8 +151,8 @@ def follow(settings: HeartbeatSettings, rank: int) -> None:
 def _set_alarm(detection_s: float) -> None:
     """Make the kernel kill the process if the heartbeat thread cannot run.
 
-    The kernel kills the process if another thread holds the interpreter lock or the process is stopped. The delay gives
-    a process that was stopped enough time to write its stacks.
+    The kernel kills the process if another thread holds the interpreter lock or the process is stopped. The delay
+    leaves stopped processes enough time to write their stacks.
     """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
 

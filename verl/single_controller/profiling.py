@@ -25,7 +25,7 @@ class MemoryPeak(NamedTuple):
 
 
 class PeakMemory:
-    """Peak memory of this process since the last ``reset``. Both methods take a few microseconds."""
+    """Peak memory of this process since the last ``reset``. Each measurement or reset takes a few microseconds."""
 
     def __init__(self, device_type: str) -> None:
         """Measure the current GPU if ``device_type`` is ``"cuda"``, or the host otherwise."""

@@ -1,4 +1,4 @@
-"""Driver-side handles for the roles of a worker group, such as policy or critic, which split batches over workers.
+"""Driver-side handles that split batches over workers, for each role of a worker group, such as policy or critic.
 
 Legend: B = number of episodes.
 """
@@ -28,8 +28,8 @@ from verl.single_controller.worker_group import Stored, WorkerGroup
 def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
     """Order samples so that contiguous shares, as in ``WorkerGroup.run_split``, have similar numbers of tokens.
 
-    Samples are assigned from longest to shortest, each to the share with the fewest tokens that still has room (longest
-    processing time first). Within a share, samples are sorted from longest to shortest.
+    Samples are assigned from longest to shortest (longest processing time first). Each goes to the share with the
+    fewest tokens among those with room. Within a share, samples are sorted from longest to shortest.
 
     Args:
         lengths: Number of tokens of each sample, [B] integers.
@@ -52,7 +52,7 @@ def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
 
 
 def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Distribute groups evenly over shares, padding each to the same size with copies of its shortest sample.
+    """Distribute groups evenly over shares, padding each group to the same size with copies of its shortest sample.
 
     Args:
         group_ids: Group of each sample, [B] integers. Samples of a group stay together.
@@ -85,7 +85,7 @@ class ModelWorkers:
 
     workers: WorkerGroup
     copies: int = 1
-    """Number of consecutive workers that process a share together; see :meth:`WorkerGroup.run_split`."""
+    """Number of consecutive workers that process a share together. See :meth:`WorkerGroup.run_split`."""
     balance: bool = False
     """Whether to balance the number of tokens per worker, not only the number of samples."""
     whole_prompts: bool = False
@@ -94,8 +94,8 @@ class ModelWorkers:
     def map_rows(self, method: str, batch: Batch) -> Batch:
         """Call ``method`` on shares of ``batch``, and return the resulting episodes in the order of ``batch``.
 
-        Workers gather parameters together and must run the same number of forward passes, so all shares are padded to
-        the same size with copies of the shortest sample. The results of these copies are discarded.
+        Workers gather parameters together and must run the same number of forward passes. All shares are therefore
+        padded to the same size with copies of the shortest sample. The results of these copies are discarded.
         """
         order, _ = self._shares(batch)
         results = self.workers.run_split(method, batch[order], copies=self.copies)
@@ -111,7 +111,7 @@ class ModelWorkers:
         return metrics
 
     def run_scoring_update(self, method: str, batch: Batch, *arguments: Any) -> tuple[dict[str, float], Batch]:
-        """Like :meth:`run_update`, but also return the episodes returned by ``method``, in the order of ``batch``."""
+        """Like :meth:`run_update`, but also return the episodes from ``method``, in the order of ``batch``."""
         rows, order = self._to_learn(batch)
         results = self.workers.run_split(method, rows, *arguments, copies=self.copies)
         return results[0][0], Batch.join([scored for _, scored in results])[inverse(order)]
@@ -139,7 +139,7 @@ class ModelWorkers:
         return rows[order], order >= len(batch)
 
     def _dealt_together(self, batch: Batch, rows: Tensor) -> Tensor:
-        """Return indices into ``rows``, [U, n]: all samples of a prompt, or one sample if prompts split unevenly."""
+        """Return indices into ``rows``, [U, n], grouped by prompt if prompts split evenly, or ungrouped with n = 1."""
         if self.whole_prompts:
             groups = rows_by_value(prompt_index(batch)[rows])
             if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
@@ -148,7 +148,7 @@ class ModelWorkers:
 
 
 def inverse(order: Tensor) -> Tensor:
-    """Return the position of each index in ``order``, or the last position if the index occurs several times."""
+    """Return the last position of each index in ``order``."""
     places = torch.empty(int(order.max()) + 1, dtype=torch.int64)
     places[order] = torch.arange(len(order))
     return places
@@ -160,7 +160,7 @@ def _unlearned(batch: Batch, copied: Tensor) -> Batch:
 
 
 class PolicyWorkers(ModelWorkers):
-    """Policy workers and rollout engines, which run either in the same workers or in a separate pool."""
+    """Policy workers and rollout engines. The engines run either in the same workers or in a separate pool."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class PolicyWorkers(ModelWorkers):
         self._newest_version = self._held_version = 0
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Like the base class, but keep groups together if the loss needs it, and set ``group`` to -1 in copies."""
+        """Like the base method, but keep groups together if the loss requires it, and set ``group`` to -1 in copies."""
         if not self.whole_groups:
             return super()._to_learn(batch)
         order, copied, unit = deal_groups(batch.group, batch.lengths, self._num_shares, self.balance)
@@ -210,7 +210,7 @@ class PolicyWorkers(ModelWorkers):
         settings: Mapping[str, Any] | None = None,
         max_response_length: int | None = None,
     ) -> Batch:
-        """Sample responses with the engines and the latest weights; see :func:`generate_responses`.
+        """Sample responses with the engines and the latest weights. See :func:`generate_responses`.
 
         See :class:`ResponseRequests` for ``max_response_length``.
         """
@@ -238,7 +238,7 @@ class PolicyWorkers(ModelWorkers):
         enough: Callable[[Sequence[int]], bool],
         conversations: Conversations | Sessions | None = None,
     ) -> Generation:
-        """Prepare to sample ``requests`` with the latest weights. The returned object's ``run`` starts sampling."""
+        """Prepare to sample ``requests`` with the latest weights. Call ``run`` on the result to start sampling."""
         self._pull_weights()
         engines = (self.engines, self._engine_size, requests, self._deterministic)
         return Generation(*engines, on_finished, enough, conversations, version=self._version)

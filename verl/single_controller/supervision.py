@@ -50,7 +50,7 @@ class Supervision:
 
 
 class Identity(NamedTuple):
-    """Information about a worker's process, which the worker reports before it starts."""
+    """Information that a worker's process reports before the worker starts."""
 
     node_id: str
     host: str
@@ -114,7 +114,7 @@ class Supervisor:
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
         """Return the error for a worker lost in ``method``, and make the other workers write their stacks.
 
-        The other workers may be waiting for the lost one forever. ``report`` is Ray's multi-line message about the
+        The other workers may hang while they wait for the lost worker. ``report`` is Ray's multi-line message about the
         failure, which is appended to the worker's log.
         """
         if not self.head_answers():

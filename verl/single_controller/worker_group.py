@@ -49,7 +49,7 @@ DEATHS = {
     "Worker unexpectedly exits": "its process was killed or crashed",
     "is unavailable": "Ray no longer reaches it",
 }
-"""Meanings of substrings in Ray's messages about a lost worker, which also contain guesses and internal names."""
+"""Maps parts of Ray's messages about lost workers to their meanings, without Ray's guesses and internal names."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -59,7 +59,7 @@ threads take the core from the thread that they wait for (benchmarks/threads.md)
 
 
 def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment variables for ``threads`` threads on a machine with this ``environment``."""
+    """Return environment variables that set the number of threads and, unless already configured, their polling."""
     variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
     if not any(name in os.environ or name in environment for name in WAIT_VARIABLES):
         variables[WAIT_VARIABLES[0]] = SPIN_COUNT
@@ -91,8 +91,8 @@ class WorkerGroup:
         check_devices: Callback that receives the memory of each worker's GPU in bytes (0 on a CPU) before the workers
             load anything; if it raises, the workers are stopped.
         beside: Group whose machines and devices these workers share, or None to reserve others.
-        device_share: Share of a GPU that a worker takes from those that Ray lends. With 0.9, one worker of another
-            group that takes 0.1 fits beside it, and not two.
+        device_share: Fraction of a GPU that Ray reserves for each worker. With 0.9, one worker of another group fits on
+            the same GPU if it reserves 0.1, but two do not.
 
     On a CPU, each worker uses :func:`cpu_threads` threads.
     """
@@ -198,8 +198,8 @@ class WorkerGroup:
 
         A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
-        If a method yields values, they stay in Ray's object store, and the result is a :class:`Stored`, which can be
-        passed to other methods. Raises ``WorkerError`` if a worker raises an exception or dies.
+        Values that a method yields stay in Ray's object store, and the result is a :class:`Stored` object to pass to
+        other methods. Raises ``WorkerError`` if a worker raises an exception or dies.
         """
         return self._gather([self.call(rank, method, arguments) for rank in self.living], method)
 
@@ -233,7 +233,7 @@ class WorkerGroup:
         return self._gather(calls, method)[::copies]
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Start a call to one worker; used by :class:`verl.single_controller.generation.EngineCalls`."""
+        """Start a call to one worker, for use by :class:`verl.single_controller.generation.EngineCalls`."""
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
@@ -281,9 +281,9 @@ class WorkerGroup:
         return [results[call] for call in calls]
 
     def completed(self, calls: Mapping[Any, int], method: str, started: float) -> Iterator[tuple[Any, Any]]:
-        """Yield each call in ``calls``, which maps calls to ranks, with its result as soon as the call completes.
+        """Yield each call and its result as soon as the call completes. ``calls`` maps calls to ranks.
 
-        The first failure is raised immediately, because other workers may wait for the failed one forever.
+        The first failure is raised immediately, because other workers may hang while they wait for the failed one.
 
         Args:
             started: Start of the time limit on the monotonic clock.
@@ -306,7 +306,7 @@ class WorkerGroup:
 
     @staticmethod
     def _cause(failed: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
-        """Return a failed call and its error, preferring the failure at the other end if a connection broke."""
+        """Return a failed call and its error. If a connection broke, prefer the failure at the other end."""
         deadline = time.monotonic() + CAUSE_S
         while _broke_network(failed[1]) and pending and time.monotonic() < deadline:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
@@ -367,8 +367,8 @@ class _Host:
     ) -> Identity:
         """Prepare the worker's process and return its identity.
 
-        The process changes to the driver's working directory (to which paths are relative), sets the secrets, redirects
-        its output to ``logs``, and exits if the driver is lost.
+        The process changes to the driver's working directory, so that relative paths work, and sets the secrets. It
+        redirects its output to ``logs`` and exits if the driver is lost.
         """
         self.rank = rank
         restore_umask()
@@ -394,7 +394,7 @@ class _Host:
     def call(
         self, method: str, arguments: tuple[Any, ...], share: Any = None, sends: bool = True
     ) -> tuple[Any, MemoryPeak]:
-        """Call the worker's method, with ``share`` as first argument unless None. Return the result if ``sends``."""
+        """Call the worker's method, with any ``share`` as the first argument. Return the result if ``sends``."""
         self.memory.reset()
         if share is not None:
             arguments = (share, *arguments)

@@ -54,7 +54,7 @@ def shift_elements(rows: int) -> int:
 def block_elements(size: int, width: int) -> int:
     """Return the number of elements per shift that a block of ``size`` rows needs.
 
-    The elements are S, the factor of S + t I with the solved rows below it, the rows and their temporaries, and the
+    Memory is needed for S, the factor of S + t I with the solved rows below it, the rows and their temporaries, and the
     Gram matrix with its factor.
     """
     return 2 * width**2 + 4 * size * width + 2 * size**2 + PANELS * (width + size)
@@ -81,9 +81,9 @@ def decomposition_bytes(rows: int, width: int) -> int:
 def workspace_bound(rows: int, width: int, decomposes: bool, max_bytes: int = MAX_BYTES) -> int:
     """Return the maximum number of bytes needed for the spectra of a response of up to n = ``rows`` rows.
 
-    The result is ``max_bytes``, or more if D x D matrices alone exceed it. In that case, factorisations need 8 (2 D^2 +
-    D^2 / 4 + ...) bytes, or 8 (7 D^2 + ...) if prefixes may be decomposed (``decomposes``). The only terms that grow
-    with n are vectors of length n.
+    The result is ``max_bytes``, or more if the D x D matrices alone exceed this bound. In that case, factorisations
+    need 8 (2 D^2 + D^2 / 4 + ...) bytes. If ``decomposes`` is set, decompositions need 8 (7 D^2 + ...) bytes. The only
+    terms that grow with n are vectors of length n.
     """
     smallest = block_rows(rows, width, 1)
     floor = response_bytes(rows, width, smallest)

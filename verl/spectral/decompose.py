@@ -57,7 +57,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
     narrow = [k for k in sizes if k <= chunk.width]
 
     def having(k: int) -> slice | Tensor:
-        """Return an index of the responses with a prefix of k rows, or a slice if all have one, to avoid a copy."""
+        """Return an index of the responses with a prefix of k rows. If all have one, a slice avoids a copy."""
         present = (prefixes == k).any(dim=1)
         return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 
@@ -114,7 +114,7 @@ def _triangular(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor, list[int]]]:
-    """Yield each block's number of preceding rows, its contrasts ``[b, s, D]``, and the ``sizes`` that end in it."""
+    """Yield the start row and contrasts ``[b, s, D]`` of each block, and the prefix ``sizes`` that end in it."""
     size = min(chunk.width, BLOCK_ROWS)
     for index, block in enumerate(chunk.contrasts(size, sizes[-1])):
         start = index * size

@@ -24,7 +24,7 @@ HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
 """Minimum number of rows for a :class:`Head` on a CPU. A head has ``HEAD_SHARE`` of the rows, rounded to whole panels,
-and at most ``HEAD_PANELS`` panels. It makes the factorisation of 512 rows 25 % faster."""
+and at most ``HEAD_PANELS`` panels. Heads make the factorisation of 512 rows 25 % faster."""
 
 
 def device_kind(device: torch.device) -> str:
@@ -81,7 +81,7 @@ def decompose_head(gram: Tensor, columns: int) -> Head:
 def log_pivots(
     gram: Tensor, inverse_shifts: Tensor, workspace: Tensor, head: Head | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``2 log L_ii`` of the Cholesky factors ``L L^T = I + G / t`` for b matrices G with g shifts t each.
+    """Return ``2 log L_ii`` of the Cholesky factors L of I + G / t, for b matrices G with g shifts t each.
 
     Args:
         gram: Symmetric positive semidefinite G, ``[b, n, n]``; only the lower triangle is read.

@@ -8,8 +8,8 @@ matrix's leading block, so
     log det(I + S_k / t) = sum_{i<=k} 2 log L_ii        for every k at once,
 
 and weighted sums over shifts t give any sum over the eigenvalues of S_k (:mod:`verl.spectral.nodes`). If a response is
-long compared with D, its rows are factored in blocks, and the rows before each block are folded into a D x D matrix, so
-the cost is linear in n. See docs/spectral.md for the derivation, the error analysis and the equations cited below.
+long compared with D, its rows are factored in blocks. The rows before each block are folded into a D x D matrix, so the
+cost is linear in n. See docs/spectral.md for the derivation, the error analysis and the equations cited below.
 
 Shapes: b responses, n rows (padded with zero rows), D hidden size, P prefixes, Q shifts in groups of g, F functions.
 """
@@ -36,7 +36,7 @@ class Scatter(NamedTuple):
     """Quantities that are computed once for all shifts."""
 
     size: int
-    """Number of rows per block, or of all rows if there is only one block."""
+    """Number of rows per block. A single block contains all rows."""
     gram: Tensor | None
     """Lower triangle of K = Z Z^T, ``[b, n, n]``, or None if there are several blocks."""
     trace: Tensor
@@ -59,7 +59,7 @@ class Blocks(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the singular values of each prefix, computed in a scale that is chosen for the prefix."""
+    """Sums over the singular values of each prefix, computed at a scale chosen for that prefix."""
 
     sums: Tensor
     """Sums over singular values divided by ``scale``, or 0 for prefixes without singular values, ``[F, b, P]``."""
@@ -155,9 +155,9 @@ def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
 def _prefix_logs(
     chunk: Chunk, scatter: Scatter, window: _Window, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return log-determinants ``[b, Q, P]`` of prefixes at all shifts (eq. 2), and which responses failed, ``[b]``.
+    """Return log-determinants ``[b, Q, P]`` of prefixes at all shifts (eq. 2), and a mask ``[b]`` of failed responses.
 
-    Only prefixes with an offset use shifts beyond those of the fit, so at these shifts only their rows are factored. A
+    Shifts beyond those of the fit are used only by prefixes with an offset, so no other rows are factored there. A
     response fails if a pivot in the rows needed at a shift is not positive.
     """
     # 1. Determine the rows that each shift has to cover.
@@ -180,7 +180,7 @@ def _prefix_logs(
 
 
 def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
-    """Return the row count of the longest prefix that uses each shift q, for each response, ``[b, Q]``.
+    """Return the row count of each response's longest prefix that uses shift q, ``[b, Q]``.
 
     ``rows [b, P]`` are the row counts of the prefixes (0 without a spectrum), and ``offset`` is as in :class:`_Window`.
     Both are on the CPU. If the fit has ``count`` shifts, shift q is used by prefixes with an offset of at least q -
@@ -272,7 +272,7 @@ def lower_gram(rows: Tensor) -> Tensor:
 
 
 def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_bytes: int) -> tuple[Tensor, Tensor]:
-    """Return ``2 log L_ii`` of I + K / t for ``shifts [b, Q]``, and the number of valid rows at each shift.
+    """Return ``2 log L_ii`` for I + K / t at shifts t of shape ``[b, Q]``, and the number of valid rows at each shift.
 
     The logarithms ``[b, Q, n]`` are 0 past the ``needed`` rows. The counts ``[b, Q]`` are the rows before the first
     nonpositive pivot. Nonpositive pivots occur at shifts below the rounding error of K = ``gram``, ``[b, n, n]``.
@@ -310,7 +310,7 @@ def _block_pivots(
     """Compute the results of :func:`_gram_pivots` for responses with several blocks (eq. 3).
 
     If S is the scatter matrix of the rows before a block Z_b, the block's Schur complement in I + Z Z^T / t is
-    I + Z_b (S + t I)^{-1} Z_b^T, a sum of positive terms without cancellation.
+    I + Z_b (S + t I)^{-1} Z_b^T. This sum of positive terms avoids cancellation.
     """
     batch, width = len(chunk), chunk.width
     pivots = chunk.scale.new_zeros(batch, len(needed), chunk.longest)
@@ -331,7 +331,7 @@ def _block_pivots(
 
 
 def _schur_pivots(part: Blocks, shifts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``2 log L_ii`` ``[b, g, c s]`` of blocks for ``shifts [b, g]``, and the valid row counts ``[b, g]``."""
+    """Return ``2 log L_ii`` of blocks, shape ``[b, g, c s]``, and valid row counts, shaped like ``shifts [b, g]``."""
     blocks, before = part.rows, part.before
     batch, count, rows, width = blocks.shape
     group = shifts.shape[1]

@@ -17,7 +17,7 @@ from verl.spectral.functions import SpectralFunction
 from verl.utils.device import to_device
 
 MAX_CONDITION = 1e6
-"""Largest supported ratio of singular values. For larger ratios, rounding errors of their squares dominate."""
+"""Largest supported ratio of singular values. At larger ratios, rounding errors of the squares dominate."""
 
 MAX_POWER = 3.0
 """Largest supported power of a singular value. Fits of higher powers span too wide a range for float64."""

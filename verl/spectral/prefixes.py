@@ -49,18 +49,18 @@ class SpectralOptions:
     method: str = "auto"
     """Method for all prefixes: ``auto``, ``nested``, ``eigh`` or ``svd``."""
     tolerance: float = 3e-7
-    """Bound from 1e-9 to 1e-2 on the relative error in each sum that is caused by the fit in ``nested``."""
+    """Bound on the relative error of each sum due to the fit in ``nested``, from 1e-9 to 1e-2."""
     condition: float = 1e6
     """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about 2 / condition times r, the
-    fourth root of the sum of s^4, and underestimates smaller values. With one nonzero value, r is s_max; with n equal
-    values, it is n^(1/4) s_max. Dividing the condition by ten saves 3 of 27 factorisations."""
+    fourth root of the sum of s^4, and underestimates smaller values. With one nonzero value, r is s_max. With n equal
+    values, r is n^(1/4) s_max. A condition ten times smaller saves 3 of 27 factorisations."""
     svd_rank: int | None = None
     """Maximum number of singular values per prefix, largest first, or None for all (only ``eigh`` and ``svd``)."""
     on_nonfinite: str = "raise"
     """How to handle responses with NaN or infinity: ``raise`` an error or ``mask`` their results with NaN."""
     workspace_bytes: int | None = None
     """Memory bound for float64 matrices of several responses or shifts at once, capped at ``max_bytes``. A single shift
-    of one response may exceed it. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
+    of one response may exceed this bound. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
     max_bytes: int = MAX_BYTES
     """Memory bound for one response, or for several at once. The bound is exceeded only if unavoidable (see
     :func:`verl.spectral.bounds.workspace_bound`). Lower bounds are slower."""
@@ -156,11 +156,11 @@ def prefix_functionals(
     names: Sequence[str],
     options: SpectralOptions = DEFAULTS,
 ) -> dict[str, Tensor]:
-    """Return effective rank, response entropy and numerical rank of the requested prefixes of every response.
+    """Return the effective rank, response entropy and numerical rank of the requested prefixes of each response.
 
     ``names`` may contain ``effective_rank``, ``response_entropy`` and ``traditional_rank``. See
     :func:`prefix_spectral_sums` for all other arguments and the errors. The traditional rank is not a sum of smooth
-    functions. If it is requested, ``auto`` selects ``eigh`` for all names, and ``nested`` raises an error.
+    functions, so if it is requested, ``auto`` selects ``eigh`` for all names, and ``nested`` raises an error.
 
     Returns:
         float64 ``[B, P]`` by name. Effective ranks are in [1, min(k - 1, D)], and response entropies are in [0, log

@@ -15,8 +15,8 @@ from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
 """Memory bound for float64 matrices of several responses or shifts at once, by device type. Matrices for one response
-and shift may exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc
-returns larger tensors to the system after each call. A GPU is fastest when fully occupied."""
+and shift may exceed the bound. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since
+glibc returns larger tensors to the system after each call. A GPU is fastest when fully occupied."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
@@ -33,7 +33,7 @@ class Chunk:
     lengths: Tensor
     """Valid row counts, at least 1, ``[b]`` on the CPU."""
     scale: Tensor
-    """Powers of 2, float64 ``[b]``, for which ``hidden / scale`` is in [-1, 1], so that division is exact."""
+    """Powers of 2, float64 ``[b]``, such that ``hidden / scale`` is exact and in [-1, 1]."""
     longest: int
     """Row count n of the longest response."""
 
@@ -113,7 +113,7 @@ class Chunk:
 
 
 def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
-    """Raise ``ValueError`` if ``hidden`` is not float ``[B, T, D]`` or ``lengths`` is not integer ``[B]`` in [0, T]."""
+    """Raise ``ValueError`` unless ``hidden`` has float values [B, T, D] and ``lengths`` integers [B] from 0 to T."""
     if hidden.dim() != 3 or hidden.dtype not in FLOATING:
         raise ValueError(f"hidden: expected floating point [B, T, D], got {hidden.dtype} {tuple(hidden.shape)}")
     batch, padded_rows, width = hidden.shape
@@ -130,7 +130,7 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tenso
 
     The result is 0 for responses without rows, and NaN for responses with NaN or infinity. Raises ``ValueError`` if
     ``on_nonfinite`` is neither ``raise`` nor ``mask``, or if it is ``raise`` and a response contains NaN or infinity.
-    The message names the first such response.
+    The message identifies the first such response.
     """
     if on_nonfinite not in ("raise", "mask"):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: must be 'raise' or 'mask'")

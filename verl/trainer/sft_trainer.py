@@ -156,7 +156,7 @@ def run_sft(config: SFTConfig) -> None:
 
 
 def target_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:
-    """Return whether any validation has reached ``trainer.stop_at_sequence_probability``, if it is below 1."""
+    """Return whether ``trainer.stop_at_sequence_probability`` is below 1 and any validation has reached it."""
     target = config.trainer.stop_at_sequence_probability
     return target < 1 and any(metrics[BEST_BY] >= target for metrics in validations.values())
 

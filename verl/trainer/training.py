@@ -115,7 +115,7 @@ def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
 def is_due(step: int, last_step: int, frequency: int) -> bool:
     """Return whether validation or a checkpoint is due after ``step``.
 
-    Every ``frequency``-th step and the last step are due. A ``frequency`` of 0 selects only the last step, and -1 none.
+    Every ``frequency``-th step and the last step are due. With 0, only the last step is due, and with -1, none is.
     """
     return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
 

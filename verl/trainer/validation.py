@@ -45,8 +45,8 @@ class Validator:
     def validate(self) -> tuple[dict[str, float], Batch]:
         """Sample and score responses, and return their metrics and the batch.
 
-        Metrics are ``val/pass@1``, scores, reason counts, custom functions' values, lengths, rank metrics,
-        ``at_k_metrics`` if there are several responses per prompt, and ``val/<source>/...`` for several data sources.
+        Metrics include ``val/pass@1``, scores, counts of verdict reasons, values of custom functions, lengths, and rank
+        metrics. Several responses per prompt add ``at_k_metrics``, and several data sources add ``val/<source>/...``.
         """
         parts = [self._sample(records) for records in self.prompts]
         for _, verification in parts:
@@ -69,7 +69,7 @@ class Validator:
         return with_prefix("val", metrics), batch
 
     def _sample(self, records: list[PromptRecord]) -> tuple[Batch, Verification]:
-        """Return responses with rank metrics, and their verification, which may still be running."""
+        """Sample responses and fill their rank metrics. The returned verification may still be running."""
         config = self.scheduler.config
         calculator = config.calculator
         batch, verification = self.scheduler.generate(records, config.rollout.val_kwargs, VALIDATION_STEP)

@@ -74,7 +74,7 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """Return the timeout set by :func:`join_world`, which must be passed to new groups to replace torch's default."""
+    """Return the timeout set by :func:`join_world`. New groups need it to replace torch's default."""
     return _timeout
 
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 FIXES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room")
 FIXES |= dict.fromkeys((errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOENT), "make it writable")
-"""Maps error numbers of storage failures to fixes. ``ENOENT`` counts only if the folder is missing too."""
+"""Maps error numbers of storage failures to suggested fixes. ``ENOENT`` counts only if the folder is missing too."""
 
 
 def storage_line(error: BaseException, folder: Path | None = None, needed: int = 0) -> str:
     """Return a line that describes a storage failure, or an empty string if ``error`` has another cause.
 
-    The line contains ``folder`` (by default the path in the error), the number of bytes needed if ``needed`` is not 0,
-    and the number of free bytes.
+    The line contains the path, the free space and, if ``needed`` (in bytes) is not 0, the required space. The path is
+    ``folder`` or, by default, the path in the error.
     """
     causes: list[BaseException | None] = [error]
     for seen in causes:
@@ -72,7 +72,7 @@ class FileRecord:
 
 
 class RecordedFile(io.BufferedWriter):
-    """New file that computes its record during sequential writes, so that the file need not be read again."""
+    """New file that is written sequentially and computes its record on the fly, without being read again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "w"))
@@ -109,7 +109,7 @@ def file_record(path: Path) -> FileRecord:
 
 
 LARGEST_TEXT = 1 << 29
-"""Maximum size in bytes of files with ``TEXT_SUFFIXES``, which are read into memory as a whole."""
+"""Maximum size in bytes of text files (see ``TEXT_SUFFIXES``), because they are read into memory as a whole."""
 TEXT_SUFFIXES = (".json", ".txt", ".yaml", ".jinja", ".model", ".py")
 
 
@@ -155,7 +155,7 @@ def open_to_write(path: Path, flags: int) -> int:
 
 
 def flush(path: Path) -> None:
-    """Flush a file or the entries of a folder to disk, so that a full disk is noticed before a rename."""
+    """Flush a file or a folder's entries to disk. A full disk then causes an error before a file is renamed."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

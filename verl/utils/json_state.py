@@ -13,7 +13,7 @@ from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
-"""Keys that mark encoded tensors, and encoded mappings whose only key could be mistaken for such a mark."""
+"""Keys that mark encoded tensors, and single-key mappings that would otherwise look like encoded values."""
 
 
 def to_json(value: Any) -> Any:

@@ -26,13 +26,13 @@ LARGEST_IN_HEAP = 32 << 20
 
 
 def available_cores() -> int:
-    """Return the number of cores, at least 1, that CPU affinity and control groups let this process use."""
+    """Return the number of cores, at least 1, that this process may use under its CPU affinity and control groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota())))
 
 
 def _quota() -> float:
-    """Return the CPU limit of this process's control groups in cores, or infinity if there is no limit."""
+    """Return the number of cores to which this process's control groups limit it, or infinity without a limit."""
     groups = [line.partition("::")[2] for line in _words(Path("/proc/self/cgroup")) if line.startswith("0::")]
     # In a container, the process's group is often the root; elsewhere, the limits of its ancestors also apply.
     below = [CGROUPS / group.lstrip("/") for group in groups]
@@ -109,9 +109,9 @@ def memory_limit(more: int) -> Iterator[None]:
 def keep_freed_memory() -> bool:
     """Configure the C library to reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
-    Without these settings, the operating system clears every newly allocated page. Clearing pages takes a third of a
-    small model's forward pass and a third of a step with a 135-million-parameter model. :func:`return_freed_memory`
-    releases the memory. Returns whether the C library supports these settings, as glibc does.
+    Without these settings, the operating system clears every newly allocated page. Clearing takes a third of the time
+    of a small model's forward pass, or of a step with a 135-million-parameter model. Call :func:`return_freed_memory`
+    to release the memory. Returns whether the C library supports these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -134,7 +134,7 @@ def restore_umask() -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make files created inside the block private, also in child processes. Workers call :func:`restore_umask`."""
+    """Make files private that this process or its children create in the block. Workers call :func:`restore_umask`."""
     # Set the variable first, so that every process that starts under the stricter umask knows the user's umask.
     before = os.umask(0o077)
     os.umask(before)

@@ -30,8 +30,8 @@ from verl.utils.user_code import raised
 logger = logging.getLogger(__name__)
 
 STALL_S = 120.0
-"""Seconds without progress, in addition to the time limit, after which the pool restarts. Starting a process takes less
-time than this, even on a loaded machine."""
+"""Number of seconds, beyond the time limit, to wait for progress before the pool restarts. Starting a process takes
+less time than this, even on a loaded machine."""
 
 FAILURES = {
     TimeoutError: "timeout",
@@ -43,7 +43,7 @@ FAILURES = {
 """Maps exceptions that end a task without a result to the verdict's reason."""
 
 ENDED = (TimeoutError, ProcessExpired)
-"""Exceptions of futures whose process was killed or died."""
+"""Exceptions that a future raises if its process was killed or died."""
 
 MOST_PROCESSES = 32
 """Upper limit of the default number of processes. Each process needs about 200 MB."""
@@ -52,7 +52,7 @@ MAX_STARTS = 3
 """Maximum number of times that the processes are started for one batch of tasks."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option that sets the signal sent to this process when the thread that started it ends."""
+"""Linux ``prctl`` option for the signal that this process receives when its parent thread ends."""
 
 PR_SET_NAME = 15
 """Linux ``prctl`` option that sets the name of this process."""
@@ -80,8 +80,8 @@ def failure_reason(error: BaseException) -> str | None:
 class KillablePool:
     """A pool of processes, with a thread that starts them and runs batches of tasks one after another.
 
-    Pool processes are spawned instead of forked, because the main process has threads and uses accelerators. They end
-    when the main process ends, even if it is killed.
+    Pool processes are spawned instead of forked, because the main process has threads and uses accelerators. Pool
+    processes end with the main process, even if it is killed.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class KillablePool:
     def _wait(self, futures: list[Future[Any]]) -> None:
         """Wait until all futures are done or there has been no progress for too long.
 
-        Progress may stop because a process that dies while holding the pool's lock blocks all other processes.
+        If a process dies while holding the pool's lock, it blocks all other processes, and progress stops.
         """
         progress, num_done, lost = time.monotonic(), 0, 0
         while True:
@@ -269,7 +269,7 @@ def _tell_loss(on_lost: Callable[[int, BaseException], None], index: int, future
 
 
 def _attempt(convert: Callable[[Any], Any], value: Any) -> Any:
-    """Return ``convert(value)``, which pickles or unpickles ``value``, or the exception that it raised."""
+    """Pickle or unpickle ``value`` with ``convert``. Return the result, or an exception if this fails."""
     try:
         return convert(value)
     except (MemoryError, RecursionError) as error:

@@ -1,9 +1,9 @@
 """Runs untrusted, model-written Python code with bubblewrap. SECURITY.md lists attacks that the sandbox withstands.
 
 The program runs in separate namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. The
-program has no network, and no environment variables or capabilities of this process. A seccomp filter blocks attacks
-that namespaces do not prevent. Standard input and outputs are anonymous files, so the program can communicate only
-through pipes passed to it. Programs started by root run as another user.
+program has no network access and inherits no environment variables or capabilities. A seccomp filter blocks attacks
+that namespaces do not prevent. Standard input, output and error are anonymous files, so the program can communicate
+only through pipes passed to it. Programs started by root run as another user.
 """
 
 import errno
@@ -74,7 +74,7 @@ def run_python(
     """Run ``code`` as a program, wait until all of its processes have ended, and return the outcome.
 
     ``memory_mb`` limits both the address space of each process and the total resident memory. The program inherits the
-    open file or pipe ``descriptors``, keeping their numbers, while this process closes them.
+    open file or pipe ``descriptors`` under the same numbers. This process then closes them.
 
     Raises ``RuntimeError`` if bubblewrap cannot create the sandbox (see :func:`require_sandbox`).
     """
@@ -140,7 +140,7 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
 
 
 def _wait_for(first: int | None) -> None:
-    """Wait until the first process of the namespace has ended, which implies that all its processes have ended.
+    """Wait until the first process of the namespace has ended, because then all its processes have ended.
 
     bubblewrap kills the first process but may itself end before it.
     """
@@ -162,7 +162,7 @@ def _status(file: int) -> dict[str, int]:
 
 
 def _memory(first: int) -> int:
-    """Return the private resident bytes of a process and its descendants. Pages shared by forks count repeatedly."""
+    """Return the private resident bytes of a process tree. Pages shared by forks are counted once per process."""
     pages, family = 0, [first]
     for pid in family:
         try:
@@ -194,7 +194,7 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
 
 @cache
 def _is_root() -> bool:
-    """Return whether this process can assume any user id, which root in a user namespace often cannot."""
+    """Return whether this process can assume any user id. Root in a user namespace often cannot."""
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
 

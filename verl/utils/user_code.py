@@ -1,7 +1,7 @@
 """Loads, checks and calls user code specified by an import path, ``module:name`` or ``file.py:name``.
 
-All options that specify user code use these functions. If possible, errors are reported before Ray starts. Errors at
-run time name the option, and the file and line of the user's code. Importing this module is fast.
+All options that specify user code use these functions. If possible, errors are reported before Ray starts. Runtime
+errors state the option, and the file and line of the user's code. Importing this module is fast.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ def load_code(path: str, field: str) -> Any:
 
 
 def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
-    """Load a class like :func:`load_code`, but with its file or module ``path`` in a separate option, as in veRL."""
+    """Load the class ``name`` from the file or module ``path``. Each is a separate option, as in veRL."""
     code = getattr(load_module(path, f"{path_field}={path!r}"), name, None)
     if not isinstance(code, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
@@ -106,7 +106,7 @@ def definition(code: Callable[..., Any]) -> str:
 def user_code(what: str) -> Iterator[None]:
     """Convert an error in user code to a ``ConfigError``.
 
-    The message starts with ``what``, which names the option and the call, and ends with the user's file and line.
+    The message starts with ``what`` (the option and the call) and ends with the file and line of the user's code.
     """
     try:
         yield

@@ -24,7 +24,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 _LATEX = [LatexExtractionConfig()]
 
 EXACT_DIGITS, DECIMAL_DIGITS = 30, 15
-"""Precision in digits of comparisons by math-verify (``numeric_precision``). Smaller differences count as zero."""
+"""Numbers of digits to which math-verify compares values (``numeric_precision``). Smaller differences count as zero."""
 
 _NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
 _VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
@@ -44,8 +44,8 @@ def compare_latex(
     """Return whether LaTeX expressions are equivalent, or None if the answer cannot be parsed. May never terminate.
 
     Letters at the end of an expression count as variables rather than units (``keep_variable``). If the ground truth
-    has variables, this includes names in ``SHORT_UNITS``. Decimals may differ if ``allows(value, truth)`` is true. By
-    default, they must agree to six decimals and five significant digits.
+    has variables, even letters in ``SHORT_UNITS`` count as variables. Decimals may differ if ``allows(value, truth)``
+    is true. By default, decimals must agree to six decimal places and five significant digits.
     """
     if measures_differ(answer, ground_truth):
         return False
@@ -144,7 +144,7 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, so that these are parsed.
+    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, so that they are parsed.
 
     ``^{\\prime}`` is replaced with ``'``.
     """

@@ -18,7 +18,7 @@ MAX_ALGEBRA_CHARS = 400
 """Maximum length of answers that are compared algebraically. Longer answers are compared only as text."""
 
 MAX_RAW_CHARS = 2000
-"""Maximum length before normalisation of answers that are compared algebraically by parsing the original text."""
+"""Maximum length, before normalisation, of answers that are compared algebraically. The original text is parsed."""
 
 TAIL_CHARS = 4096
 """Number of characters at the end of a response that are searched for an unboxed answer."""
@@ -72,10 +72,10 @@ def after_thinking(text: str) -> str:
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
     """Return a response's answer (None if absent) and whether it was in a box.
 
-    The answer is the content of the last box. If there is none, it is the number after the last ``####``, else the rest
-    of the sentence after the last "answer is" (or "answer:", 答案是), else the last number. Context that changes the
-    value is added: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation`` is set, as
-    for the ground truth ``x = 5``, the last number includes its equation, so ``2x = 5`` is wrong.
+    In order of preference, the answer is the content of the last box, the number after the last ``####``, the rest of
+    the sentence after the last "answer is" (or "answer:", 答案是), or the last number. Context that changes the value
+    is added: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. If ``equation`` is set, the last
+    number includes its equation, so that ``2x = 5`` does not match the ground truth ``x = 5``.
     """
     boxed = boxed_with_context(text)
     if boxed is not None:
@@ -133,13 +133,13 @@ def boxes_in(text: str) -> Iterator[Box]:
 
 
 def extract_boxed(text: str) -> str | None:
-    """Return the stripped content of the last box, by starting position, or None if blank or absent."""
+    """Return the stripped content of the box that starts last, or None if it is blank or there is no box."""
     box = max(boxes_in(text), default=None)
     return text[box.content : box.end - 1].strip() or None if box else None
 
 
 def boxed_with_context(text: str) -> str | None:
-    """Return the content of the last box with context that changes its value; see :func:`with_context`."""
+    """Return the content of the last box with context that changes its value (see :func:`with_context`)."""
     box = max(boxes_in(text), default=None)
     content = text[box.content : box.end - 1].strip() if box else ""
     return with_context(text, box.start, box.end, content, boxed=True) if box and content else None

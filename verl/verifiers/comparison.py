@@ -35,7 +35,7 @@ Allows = Callable[[Decimal, Decimal], bool]
 def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
     """Return whether parsed expressions agree numerically, or True if they cannot be evaluated.
 
-    ``allows`` is the problem's tolerance; see :func:`verl.verifiers.algebra.compare_latex`.
+    ``allows`` is the problem's tolerance (see :func:`verl.verifiers.algebra.compare_latex`).
     """
     ours, theirs = _right_side(ours, theirs), _right_side(theirs, ours)
     if _is_number(ours) and _is_number(theirs):
@@ -87,7 +87,7 @@ def relations(value: Any) -> list[Relational]:
 
 
 def _right_side(value: Any, other: Any) -> Any:
-    """Return an equation's right side if ``other`` is no relation or has the same left side, or else ``value``."""
+    """Reduce an equation to its right side if ``other`` is not a relation or has the same left side."""
     links, others = relations(value), relations(other)
     same = not others or (len(others) == 1 and links and others[0].lhs == links[0].lhs)
     return links[0].rhs if len(links) == 1 and same and isinstance(links[0], Eq) else value

@@ -76,7 +76,7 @@ _NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z]|\s[a-z]{3})|[\s$]{0,5}=\s{0
 _FORMULA = re.compile(
     r"(?<![0-9.])((?:[0-9.,A-Za-z]{1,20}\s?[-+*/×÷]\s?\$?){1,9}[0-9.,]{0,20}[0-9]|0?\.[0-9]{1,9})\sor\s\$?\Z"
 )
-"""Pattern of a formula before a number of the same value, as in $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
+"""Pattern of a formula and "or" before its value, as in "$30 + $160 or $190", "0.6 or 60%" and "5A/5 or 20"."""
 
 
 def with_context(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:

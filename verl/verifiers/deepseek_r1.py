@@ -14,8 +14,8 @@ def verify_deepseek_r1(
 ) -> Verdict | None:
     """Verify a response. Return None if ``quick`` is set and algebra is required. ``extra_info`` is unused.
 
-    The answer is the box, a statement ("the answer is 5"), or the whole content of the last ``<answer>`` after all
-    thoughts. Malformed responses are also compared, but ``boxed`` is true only for well-formed ones. With
+    The last ``<answer>`` after all thoughts contains the answer in a box, after ``####``, in a statement, or as its
+    whole content. Malformed responses are also compared, but ``boxed`` is true only for well-formed ones. With
     ``mode=independent``, a correct answer scores 1 (0.5 if malformed) and a wrong answer -0.5 (-1 if malformed).
     """
     well_formed = has_r1_form(solution)

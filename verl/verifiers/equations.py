@@ -50,8 +50,8 @@ MAX_NAME = 200
 def is_name(text: str) -> bool:
     """Return whether ``text``, the left side of an equation, names a value.
 
-    A name is a symbol (``x_1``, ``\\theta``), a segment, angle or shape (``AB``, ``\\angle ABC``), a function value
-    (``f(2)``, ``P(A)``), words (``total cost``), or a tuple of symbols (``(x, y)``).
+    Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
+    (``f(2)``, ``P(A)``), words (``total cost``), and tuples of symbols (``(x, y)``).
     """
     if len(text) > MAX_NAME or _MULTIPLE.search(text):
         return False
@@ -131,7 +131,7 @@ def last_equation(text: str, end: int) -> str | None:
 def leaves_open(text: str, chain: str) -> bool:
     """Return whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
 
-    Nothing is unsolved in "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", because both state the answer 18.
+    In contrast, "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18" both state the answer 18.
     """
     left, *middle, _ = (side.strip(" $") for side in chain.split("="))
     computed = any(re.search(r"[0-9]\s?[-+*/×]", side) for side in middle)

@@ -15,7 +15,7 @@ MAX_DEPTH = 32
 """Maximum nesting depth of values sent to verifier processes. Records in real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
-"""Maps each tolerance in ``extra_info`` to its exclusive upper limit, at which it would accept every answer."""
+"""Exclusive upper limit of each tolerance in ``extra_info``. At the limit, every answer would be accepted."""
 
 MAX_INTEGER_BITS = 1024
 """Maximum bit length of integers. Longer integers are rejected, because formatting them takes quadratic time."""

@@ -13,7 +13,7 @@ from verl.verifiers.numerals import WHOLE, in_digits
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_CHARS = 1000
-"""Maximum length of answers that may contain words. Longer answers are only compared as mathematics."""
+"""Maximum length of answers that may contain words. Longer answers are compared only as mathematics."""
 
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
@@ -137,7 +137,7 @@ def _verify(solution: str, ground_truth: str, quick: bool) -> Verdict | None:
 
 
 def _only_number(answer: str) -> str | None:
-    """Return the number in an answer with a single number and a name, currency or words, such as ``x = $18``.
+    """Return the only number in an answer that may also contain a name, currency or words, such as ``x = $18``.
 
     Return None if the other characters may belong to a formula (``18x``, ``18 million``, ``-(18)``). Return an empty
     string if words change the number but would be ignored by algebra ("18 or nineteen").

@@ -57,8 +57,8 @@ def verify_knights_and_knaves(
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
     A correct answer states every person's role without contradictions. The answer is read from the last ``<answer>``,
-    the last box, or the text after the last "CONCLUSION:". If there are none, the response's last statements are used,
-    one per person. ``boxed`` is true if the answer is in tags or a box.
+    the last box, or the text after the last "CONCLUSION:". If none of these exists, the response's last statements are
+    used, one per person. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """
@@ -209,7 +209,7 @@ class _Reader:
             self.clear = False
 
     def read_denial(self, match: re.Match[str]) -> None:
-        """Retract the latest statements if the token denies them, or record that it denies the next ones."""
+        """Retract or invert the latest statements if the token denies them, or mark the next ones as denied."""
         kind, text = match.lastgroup, match.string
         # A "not" at the end of a bracket or sentence negates the statement before it.
         ends = kind in ("stop", "break")

@@ -128,7 +128,7 @@ class Quantity(NamedTuple):
 
     value: Decimal
     unit: str
-    """Canonical unit name in ``UNITS`` with its power, ``%``, another word, or an empty string."""
+    """Canonical unit from ``UNITS`` with its power, ``%``, or any other words. Empty if there is no unit."""
     known: bool
     """Whether the unit is ``%`` or in ``UNITS``. Quantities with different known units are not equal."""
 
@@ -214,7 +214,7 @@ _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789"
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """Return the units after numbers or in ``\\text{}``, one per list entry, or an empty set if any is unknown."""
+    """Return the set of units in a list, after numbers or in ``\\text{}``. The set is empty if any unit is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -262,7 +262,7 @@ def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
 def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
     """Convert normalised ``text`` to an expression in base units, or return None if it has no units.
 
-    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. Also return the base units' powers, and the units.
+    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``. Also return the base units' powers and all units.
     """
     terms: list[str] = []
     units: list[Unit] = []

@@ -43,7 +43,7 @@ _BETWEEN_BOXES = re.compile(
     r"[\s$,;.、，；()\\]{0,20}(?:(and|or|和|或|与)[\s$]{0,5})?(?:\\?[A-Za-z][A-Za-z0-9_{}]{0,10}\s{0,3}=\s{0,3})?[\s$]{0,5}"
 )
 _SEVERAL = re.compile(r"\A\s*\\?[({\[]|\\pm|[<>,]|\\(?:[lg]eq?|in|cup|neq)(?![A-Za-z])|\\begin")
-"""Pattern of a ground truth that may also be written as a list, such as a set, a tuple, or conditions."""
+"""Pattern of ground truths that can also be written as lists, such as sets, tuples and conditions."""
 
 
 _MONEY = re.compile(r"(?:\\\$|\A\s?\$(?=[^$]*\Z))\s?([0-9][0-9.,]{0,20})")
@@ -84,7 +84,7 @@ def decide_math(
     """Compare an answer with the ground truth as text, words, numbers and units, and algebraically if necessary.
 
     The comparison ignores missing units, wrappers such as ``\\text{}``, full-width characters and the order of a list.
-    Different units are wrong, and the order matters if the ground truth separates its parts with semicolons.
+    Units are converted if possible. The order matters if the ground truth separates its parts with semicolons.
     """
     equal = _quick_same(answer, ground_truth, tolerance) if answer else None
     return decide(answer, boxed, equal, quick, partial(_same_by_algebra, truth=ground_truth, tolerance=tolerance))

@@ -72,7 +72,7 @@ _BEFORE_LETTER = re.compile(
     r"|(?<![A-Za-z])(?:its|(?:it|that|this|here|one)['’]s))\Z",
     re.IGNORECASE,
 )
-"""Pattern of text after which a letter denotes an option. In other places, a letter may be a name (Vitamin D)."""
+"""Pattern of text after which a letter denotes an option. Elsewhere, a letter may be part of a name (Vitamin D)."""
 
 _CLAUSE_END = re.compile(r"[.!?;,](?=\s)")
 _CONTRAST = re.compile(r"(?<![A-Za-z])but(?![A-Za-z])")
@@ -103,7 +103,7 @@ OR = "or"
 """Marker added to the letters of an answer that leaves several options open."""
 
 WORDS = "AI"
-"""Letters that are also English words. Without brackets, they denote options only at the end of a sentence."""
+"""Letters that are also English words. Without brackets, these letters denote options only at the end of a sentence."""
 
 
 def verify_multiple_choice(
@@ -112,8 +112,8 @@ def verify_multiple_choice(
     """Verify a response. Return None if ``quick`` is set and algebra is required.
 
     ``ground_truth`` is a letter, several letters (``AD`` means that exactly these are correct), a labelled option, or
-    the text of an option. Other ground truths are compared as mathematics. If ``extra_info`` has ``options`` (see
-    :func:`read_options`), the text of the correct option and expressions equal to it are also correct.
+    the text of an option. Other ground truths are compared as mathematics. If ``extra_info`` contains ``options`` (see
+    :func:`read_options`), the text of the correct option and equivalent expressions are also accepted.
 
     The answer is the last box, or else the last statement ("the answer is (B)") or a letter at the end.
     """
@@ -258,7 +258,7 @@ def _is_affirmed(line: str, it_is: re.Match[str]) -> bool:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence up to a "not". The full stop of a label (``B. 42``) does not end the sentence."""
+    """Return the first sentence, or its part before "not". The full stop of a label (``B. 42``) does not end it."""
     line = _REJECTED.sub("", text.lstrip(" \t\n:=*").partition("\n")[0][:MAX_LETTERS_CHARS])
     label = _LABEL.match(line)
     start = label.end() if label else 0

@@ -27,7 +27,7 @@ WRAPPER = re.compile(TEXT + r"\{([^{}]*)\}")
 _CIRCLED = re.compile(r"\\textcircled\s*\{\s*(\w)\s*\}")
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in WORDS["notation"]["rewrites"]]
 _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
-"""Pattern of punctuation at the start of an answer, except for commas before digits, which may be decimal commas."""
+"""Pattern of leading punctuation in an answer. Commas before digits are excluded, since they may be decimal commas."""
 
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,15})\.(\d{0,15})\\(?:overline|bar|dot)\s?\{(\d{1,15})\}")
 """Pattern of a repeating decimal, such as 0.1\\overline{6}."""
@@ -132,10 +132,10 @@ _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(
 
 
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
-    """Split normalised ``text`` into answers. Also return whether semicolons separate them, so that order matters.
+    """Split normalised ``text`` into answers. Also return whether their order matters because of a semicolon.
 
-    Set braces around ``text`` are removed. If ``thousands`` is set, a comma between a digit and a group of three digits
-    is not a separator.
+    If ``text`` is a set, its braces are removed. If ``thousands`` is set, a comma between a digit and a group of three
+    digits is not a separator.
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
     parts, depth, start, ordered = [], 0, 0, False

@@ -50,14 +50,14 @@ def verify_rlla(solution: str, ground_truth: str, extra_info: Info = None, quick
 
 
 def has_form(text: str, calls: bool, answer: bool) -> bool:
-    """Return whether ``text`` has thoughts, followed by tool calls if ``calls`` and by a response if ``answer``."""
+    """Return whether ``text`` consists of thoughts, tool calls (if ``calls``) and a response (if ``answer``)."""
     tags = [*(("<tool_call>", "</tool_call>") if calls else ()), *(("<response>", "</response>") if answer else ())]
     pattern = rf"<think>.*?</think>{_CALLS if calls else ''}{_ANSWER if answer else ''}"
     return all(text.count(tag) == 1 for tag in tags) and re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
 def read_calls(text: str) -> list[dict[str, Any]]:
-    """Return the calls in the first ``<tool_call>``, one JSON object per line, or an empty list if there is no tag.
+    """Parse the first ``<tool_call>``, which contains one JSON object per line. Return no calls if there is no tag.
 
     Raises ``ValueError`` if a line is not a call of the form ``{"name": ..., "parameters": {...}}``.
     """
@@ -105,7 +105,7 @@ def overlap(first: Iterable[str], second: Iterable[str]) -> float:
 
 
 def read_truth(truth: Any) -> list[str]:
-    """Return the ground truth, a complete response. Raises ``ValueError`` for blank text or invalid calls."""
+    """Check and return the ground truth, a complete response. Raises ``ValueError`` for blank text or invalid calls."""
     if not isinstance(truth, str) or not truth.strip():
         raise ValueError("must be a response with <think>, and <tool_call>, <response> or both")
     read_calls(truth)

@@ -9,7 +9,7 @@ from verl.verifiers.ground_truths import any_of_words
 from verl.verifiers.verdict import Info, Verdict, decide
 
 MAX_TAGS, MAX_CHARS = 10, 2000
-"""Limits on the number of tags and the answer length. Responses beyond either are wrong (veRL quarters their score)."""
+"""Maximum number of tags and answer length. Responses that exceed either are wrong (veRL divides their score by 4)."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -17,10 +17,10 @@ class Verdict:
     """Whether the response has a closed, non-empty ``\\boxed{...}``, or another form required by its verifier."""
     reason: str
     """``exact`` or ``equivalent`` if correct, otherwise ``different``, ``missing`` (no answer), ``unparsed`` (algebra
-    cannot parse the answer), ``timeout``, ``memory`` or ``crash``. For custom functions: ``custom``, ``error``
-    (exception or no score), or ``inapplicable`` (None returned as part of a sum)."""
+    cannot parse the answer), ``timeout``, ``memory`` or ``crash``. Custom functions have the reasons ``custom``,
+    ``error`` (exception or no score), and ``inapplicable`` (None as part of a sum)."""
     answer: str = ""
-    """Answer found in the response."""
+    """Answer extracted from the response."""
     score: float | None = None
     """Score from a custom function, or None until ``verl.rewards.score`` computes it from ``correct`` and ``boxed``."""
     extras: Mapping[str, Any] = field(default_factory=dict)

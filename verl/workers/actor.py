@@ -94,7 +94,7 @@ class Actor(Policy):
     def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
         """Like :meth:`update`, but for a batch sampled from the current policy.
 
-        The old log-probabilities are computed in the update's own forward pass, and ``old_logprobs`` is ignored.
+        The old log-probabilities are computed in the forward pass of the update, and ``old_logprobs`` is ignored.
 
         Returns:
             The metrics, and this rank's responses with ``logprobs`` and ``entropy`` from before the optimizer step.

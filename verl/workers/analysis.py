@@ -1,4 +1,4 @@
-"""Analysis worker, which runs a policy on finished responses and computes metrics of its internal states.
+"""Worker that runs a policy on finished responses and computes metrics of the policy's internal states.
 
 Hidden states and distributions over the vocabulary stay in the worker, which returns only a few numbers per response.
 """
@@ -50,7 +50,7 @@ class AnalysisWorker:
         num_read = 0
 
         def measure(states: list[Tensor], _: Batch) -> Batch:
-            """Compute metrics of the processed responses, and stack the states of each prompt's responses."""
+            """Compute metrics of the processed responses, and stack the states of all responses to the same prompt."""
             nonlocal stack, num_read
             for response in states:
                 stack.add(response)
@@ -88,7 +88,7 @@ class AnalysisWorker:
 
 
 def _course(response: Batch, layer: int, motion: Mapping[str, Tensor]) -> PrefixMetrics:
-    """Return rank metrics, motion, and mean log-probability and entropy of the new tokens for each response prefix."""
+    """Return each prefix's rank metrics, motion, and mean log-probability and entropy since the previous prefix."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()

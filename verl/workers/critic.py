@@ -40,7 +40,7 @@ class Critic(ValueModel):
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
-        """Return the episodes on the CPU with ``values``. Each token's value is computed at the preceding token."""
+        """Return episodes with ``values``, on the CPU. Each token's value is computed at the preceding token."""
         cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
         with self.parameters.loaded():
@@ -95,7 +95,7 @@ class RewardModel(ValueModel):
 
     @torch.no_grad()
     def compute_scores(self, batch: Batch) -> Batch:
-        """Return the conversations on the CPU with ``scores`` [B] float32."""
+        """Compute ``scores`` of shape [B] in float32 and return the conversations on the CPU."""
         micros = batch.split(self.micro_batch_size)
         with self.parameters.loaded():
             parts = [micro.columns().to(self.device).fill(scores=self._scores(micro)) for micro in micros]
@@ -108,7 +108,7 @@ class RewardModel(ValueModel):
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
-    """Return the last attended position of each row whose token is not ``pad_token_id``, or 0, as [B, 1] int64.
+    """Return each sequence's last attended position without padding token, or 0 if there is none, as [B, 1] int64.
 
     Trailing padding tokens are skipped even if they belong to the conversation, as in training classification heads.
 

@@ -91,7 +91,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         super().__init__(parts, config.seed, averages)
 
     def not_deterministic(self) -> list[str]:
-        """Return the names of torch operations without a deterministic implementation that updates have used so far."""
+        """Return the names of torch operations used in updates so far that have no deterministic implementation."""
         return sorted(set().union(*(part.learner.not_deterministic for part in self._parts)))
 
     def start_generation(self) -> EngineCapacity:
@@ -127,7 +127,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return scored.columns("logprobs", "entropy", *self.statistics).fill(EPISODE, **beside)
 
     def compute_ref_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs`` under the reference policy, which with LoRA is the policy with its adapters disabled."""
+        """Return ``logprobs`` under the reference policy. With LoRA, this is the policy with its adapters disabled."""
         if self.lora:
             with adapters_disabled(self.actor.model):
                 return self.actor.compute_logprobs(batch).columns("logprobs")

@@ -22,10 +22,10 @@ class PrefixMetrics:
     """Metrics of the prefixes of one response."""
 
     ends: list[int]
-    """Lengths of the measured prefixes, the last of which is the whole response."""
+    """Lengths of the measured prefixes. The last prefix is the whole response."""
     values: dict[str, list[float]]
-    """Maps names to values per prefix: rank metrics, ``state_speed``, ``state_dispersion``, and the means of
-    ``logprob`` and ``entropy`` over the tokens since the previous prefix."""
+    """Maps metric names to one value per prefix. The metrics are rank metrics, ``state_speed``, ``state_dispersion``,
+    and the means of ``logprob`` and ``entropy`` since the previous prefix."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class PolicyLoss:
         return tuple(name for name in self.needs.statistics if name != "entropy")
 
     def prepared(self, mini: Batch, size: BatchSize) -> Batch:
-        """Return ``mini`` with the columns that the loss prepares, or unchanged if it does not prepare any."""
+        """Return ``mini`` with the additional columns that the loss prepares, if any."""
         prepare = self.needs.prepare
         if prepare is None:
             return mini
@@ -118,7 +118,7 @@ class PolicyLoss:
         return losses.new_zeros(len(copied), *losses.shape[1:]).index_copy(0, rows, losses), metrics
 
     def check_per_token(self, losses: Tensor) -> None:
-        """Raise ``ConfigError`` if there is one loss per response, to which per-token weights cannot be applied."""
+        """Raise ``ConfigError`` if there is one loss per response, because per-token weights need per-token losses."""
         fix = f"{self.where} returns one number a response, which has no tokens to weight; set it to null"
         require(losses.dim() == 2, "algorithm.rollout_correction.rollout_is", "token or sequence", fix)
 
@@ -142,7 +142,7 @@ class PolicyLoss:
         check_finite(where, torch.where(learned, losses.detach(), 0.0))
 
     def _total(self, name: str, value: Any, inputs: LossInputs) -> Tensor:
-        """Return a metric as a sum that becomes a mean when divided by the number of tokens in the mini-batch."""
+        """Return a metric's sum, scaled so that dividing it by the mini-batch's number of tokens yields the mean."""
         mask, size = inputs.response_mask, inputs.size
         if name in LOGGED:
             raise ConfigError(f"{self.where}: its metric {name!r} has the name of one of the update's; rename it")
@@ -155,7 +155,7 @@ class PolicyLoss:
 
 
 def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:
-    """Raise ``ConfigError`` if the run's options are incompatible with the needs of the policy loss."""
+    """Raise ``ConfigError`` if the run's options conflict with the requirements of the policy loss."""
     needs, actor, n = loss.needs, config.actor, config.rollout.n
     require(
         "ref_logprobs" not in needs.columns or config.uses_reference,

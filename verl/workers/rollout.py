@@ -1,4 +1,4 @@
-"""Rollout worker, which runs an engine on a separate device, and the base class of all workers with an engine."""
+"""Worker that runs an engine on a separate device, and the base class of all workers with an engine."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -60,7 +60,7 @@ class RolloutWorker(EngineWorker):
         self.start_engine(config, place, load_tokenizer(path, trust, needs_chat_template=False), stop_strings)
 
     def weight_dtype(self) -> WeightDtype:
-        """Return a function that returns the dtype in which the engine accepts a parameter."""
+        """Return a function that maps a parameter to the dtype in which the engine accepts it."""
         return self.rollout.weight_dtype
 
     def load_weights(self, buckets: Iterable[list[PackedWeight]]) -> None:

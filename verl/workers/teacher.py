@@ -15,8 +15,8 @@ from verl.models.policy import Policy, scoring_batches
 def load_teacher(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> Policy:
     """Load the frozen model ``teacher.model``, which scores the policy's responses. ``tokenizer`` is the policy's.
 
-    The output heads of policy and teacher may differ in size because of padding. In this case, the loss compares only
-    the tokenizer's tokens, and the teacher's probabilities are normalised over these.
+    If padding makes the output heads of policy and teacher differ in size, the loss compares only the tokenizer's
+    tokens, and the teacher's probabilities are normalised over these tokens.
     """
     model = config.teacher.model
     rows = {ModelInfo.of(other).text_config.vocab_size for other in (config.model, model)}

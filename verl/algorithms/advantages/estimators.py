@@ -1,4 +1,4 @@
-"""Implementations of the advantage estimators. Their common arguments are documented in the package docstring."""
+"""Implementations of the advantage estimators. See the package docstring for common arguments."""
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ WEIGHT_EPS = 1e-8
 
 
 def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Compute GRPO's advantage, each response's score relative to its group, and assign it to every response token.
+    """Compute GRPO advantages: each response's score relative to its group, assigned to all response tokens.
 
     With ``norm_by_std``, this is GRPO (arXiv 2402.03300): A = (s - mean) / (std + 1e-6), with the mean and the unbiased
     standard deviation of the group. Without ``norm_by_std``, this is Dr.GRPO (arXiv 2503.20783): A = s - mean. As in
-    veRL, the mean is 0 and the standard deviation is 1 in a group of one.
+    veRL, a group with a single response has mean 0 and standard deviation 1.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     relative = groups.normalised(scores) if norm_by_std else groups.centred(scores)
@@ -47,10 +47,10 @@ def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_id
 
 
 def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute the REINFORCE leave-one-out advantage (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
+    """Compute REINFORCE leave-one-out advantages (Ahmadian et al. 2024, arXiv 2402.14740) for all response tokens.
 
     A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response does not contribute to its own baseline,
-    so the policy gradient is unbiased. In a group of one, the baseline is 0.
+    so the policy gradient is unbiased. For a single response, the baseline is 0.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     mean_of_others = (groups.sums(scores)[groups.index] - scores) / (groups.counts - 1).clamp(min=1)[groups.index]
@@ -58,11 +58,11 @@ def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute OPO's advantage (arXiv 2505.23585): each score minus the group's length-weighted mean, on every token.
+    """Compute OPO advantages (arXiv 2505.23585): each response's score minus the group's length-weighted mean score.
 
     A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), where l_j is the length of response j in tokens. This
-    baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. In a group
-    of one, the baseline is 0.
+    baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. For a
+    single response, the baseline is 0.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     lengths = response_mask.bool().sum(1)
@@ -72,12 +72,12 @@ def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
 
 
 def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor) -> Tensor:
-    """Compute the group policy gradient's advantage (arXiv 2504.02546) on every response token.
+    """Compute the advantages of group policy gradient (GPG, arXiv 2504.02546) for all response tokens.
 
     A = alpha (s - mean of the group) with alpha = responses / max(1, responses with a nonzero score). Both counts
     exclude responses without tokens in ``learned_mask``, so filler responses do not change the gradient. Alpha
     compensates for prompts without a correct response, which contribute no gradient. The counts follow veRL. The paper
-    also excludes prompts whose responses are all correct. In a group of one, the mean is 0.
+    also excludes prompts whose responses are all correct. For a single response, the mean is 0.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
@@ -93,10 +93,10 @@ def optimal_token_baseline_advantages(
 
     This is veRL's ``tir_optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from the
     t-th token in the mask onwards, and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's
-    responses that have a t-th token. W_it is the sum of ``variances`` up to the t-th token. It approximates the squared
-    gradient norm of the log-probability of these tokens. If only one response has a t-th token, b_t is 0. Tokens
-    outside the mask, such as those written by an environment, are skipped. If the mask has no gaps, this also equals
-    veRL's ``optimal_token_baseline``, which compares tokens in the same column.
+    responses that have a t-th token. W_it is the sum of ``variances`` up to the t-th token. This sum approximates the
+    squared gradient norm of the log-probability of the first t tokens. If only one response has a t-th token, b_t is 0.
+    Tokens outside the mask, such as those written by an environment, are skipped. If the mask has no gaps, the result
+    also equals that of veRL's ``optimal_token_baseline``, which compares tokens in the same column.
 
     ``variances [B, R]`` are the nonnegative variances of the tokens; see :func:`token_variances`.
     """
@@ -176,8 +176,8 @@ def gae_advantages(
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A - mean) / (std + 1e-8), with the mean and unbiased std over all response tokens of the batch.
 
-    Every token has equal weight, so long responses have more influence than short ones. The result ``[B, R]`` has the
-    dtype of ``advantages``. It is 0 outside the mask, and 0 everywhere if the mask has fewer than two tokens.
+    Every token has equal weight, so longer responses have more influence. The result ``[B, R]`` has the dtype of
+    ``advantages`` and is 0 outside the mask. With fewer than two tokens in the mask, it is 0 everywhere.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()
@@ -193,8 +193,8 @@ def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor,
     """Compute the discounted return of each token, whitened over all response tokens of the batch.
 
     REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): A_t = (G_t - mean) / (std + 1e-8) with G_t = r_t + gamma G_{t+1},
-    where G is 0 after the last response token. The paper uses gamma = 1. Any KL penalty is already part of the token
-    rewards. Positions outside the mask are skipped, as in GAE.
+    where G is 0 after the last response token. The paper uses gamma = 1. Any KL penalty is already included in the
+    token rewards. Positions outside the mask are skipped, as in GAE.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask})
     # The return is GAE's advantage with lam = 1 and values of 0 (eq. 18 of the GAE paper).
@@ -209,8 +209,8 @@ def reinforce_plus_plus_baseline_advantages(
     """Subtract the group's mean score from each score, then whiten the result over all tokens in ``learned_mask``.
 
     REINFORCE++ with baseline (arXiv 2501.03262): A = s - mean of the group, then (A - mean) / (std + 1e-8) over the
-    batch. Unlike in GRPO, all prompts share one divisor, so small differences within a group are not amplified. In a
-    group of one, the baseline is 0. The result is 0 outside ``learned_mask``.
+    batch. Unlike in GRPO, all prompts share one divisor, so small differences within a group are not amplified. For a
+    single response, the baseline is 0. The result is 0 outside ``learned_mask``.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)

@@ -57,7 +57,7 @@ class Groups:
         return values.double() - means[self.index]
 
     def normalised(self, values: Tensor) -> Tensor:
-        """Divide ``centred(values)`` by the group's deviation plus ``GROUP_STD_EPS`` and return float64 ``[B]``."""
+        """Divide ``centred(values)`` by the group's standard deviation plus ``GROUP_STD_EPS``, in float64."""
         return self.centred(values) / (self.deviations(values) + GROUP_STD_EPS)[self.index]
 
     def deviations(self, values: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Groups:
 
 
 def scored_groups(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> tuple[Groups, Tensor]:
-    """Return the groups and each response's score, ``[B]`` float64. Raises ``ValueError`` like :func:`check_shapes`."""
+    """Return the groups and the responses' scores, float64 ``[B]``. Raises ``ValueError`` like :func:`check_shapes`."""
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
     scores = torch.where(response_mask.bool(), token_rewards.double(), 0.0).sum(1)
     return group_responses(group_ids), scores
@@ -80,7 +80,7 @@ def group_responses(group_ids: Tensor) -> Groups:
 
 
 def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Return the mean of ``values [B]`` over the group of each response as float64 ``[B]``."""
+    """Return the group mean of ``values [B]`` for each response as float64 ``[B]``."""
     groups = group_responses(group_ids)
     means: Tensor = (groups.sums(values) / groups.counts)[groups.index]
     return means

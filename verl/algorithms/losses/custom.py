@@ -1,8 +1,8 @@
 """Interface for custom policy losses, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics).
 
-Losses [b, R] are aggregated with ``actor.loss_agg_mode``. Losses [b] are averaged over the responses of the mini-batch
-that have tokens in ``response_mask``. Scalar metrics are sums over tokens, logged as means over the mini-batch's
-tokens. Metrics [b] are averaged like losses [b]. Every call must return the same metric names.
+Losses of shape [b, R] are aggregated with ``actor.loss_agg_mode``. Losses and metrics of shape [b] are averaged over
+the responses of the mini-batch that have tokens in ``response_mask``. Scalar metrics are sums over tokens, logged as
+means over the mini-batch's tokens. Every call must return the same metric names.
 
 Shapes: b responses in a micro-batch, B in a mini-batch, R response columns.
 """
@@ -21,7 +21,7 @@ STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
 """Differentiable per-token statistics over the vocabulary that a loss may request."""
 
 OLD_STATISTICS = ("logsumexp", "mean_logprob", "sum_pi_squared")
-"""Statistics of the policy before the update that a loss may request."""
+"""Statistics of the pre-update policy that a loss may request."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -57,13 +57,13 @@ class LossNeeds:
     statistics: tuple[str, ...] = ()
     """Requested names from ``STATISTICS``."""
     top_k: int = 0
-    """Number k of the most likely tokens in the statistic ``top_k``."""
+    """Number k of most likely tokens in the statistic ``top_k``."""
     old_statistics: tuple[str, ...] = ()
     """Requested names from ``OLD_STATISTICS``."""
     whole_groups: bool = False
     """Whether all responses to a prompt must be in the same micro-batch on one worker."""
     prepare: Prepare | None = None
-    """Function called once per mini-batch before the split, to compute values such as quantiles over all tokens."""
+    """Function called once on the whole mini-batch, to compute values such as quantiles over all of its tokens."""
 
     def __post_init__(self) -> None:
         choices = {"columns": tuple(COLUMNS), "statistics": STATISTICS, "old_statistics": OLD_STATISTICS}
@@ -91,7 +91,7 @@ class LossNeeds:
 
     @property
     def batch_columns(self) -> tuple[str, ...]:
-        """Batch columns to send to the update, in addition to the columns that every loss needs."""
+        """Batch columns required by the update, in addition to the columns that every loss needs."""
         return (*(COLUMNS[name] for name in self.fields), *self.old_statistics)
 
 
@@ -131,7 +131,7 @@ class LossInputs:
     logprobs: Tensor
     """Log-probabilities of the response tokens under the current policy, [b, R] float32."""
     old_logprobs: Tensor
-    """Log-probabilities before the update (from the engine if ``actor.bypass_mode`` is set), [b, R] float32."""
+    """Log-probabilities before the update, or from the engine with ``actor.bypass_mode``, [b, R] float32."""
     advantages: Tensor
     """Advantages, [b, R] float32."""
     response_mask: Tensor

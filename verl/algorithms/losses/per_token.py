@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Bound on the absolute log-ratio, which keeps exp finite. Beyond the bound, the gradient is 0."""
+"""Bound on the absolute log-ratio that keeps exp finite. Beyond the bound, the gradient is 0."""
 
 BINARY_KL_EPS = 1e-8
 """Constant added to the combined probability of all other tokens, as in veRL, to keep its ratio finite."""
@@ -135,7 +135,7 @@ def dro_loss(
 ) -> Losses:
     """Compute the DRO loss (arXiv 2405.19107), as in veRL: -A logprobs + dro_beta / 2 (log r)^2.
 
-    Instead of clipping, the squared log-ratio with weight ``dro_beta`` > 0 keeps the policy near the sampling policy.
+    Instead of clipping, DRO penalises the squared log-ratio with weight ``dro_beta`` > 0.
     """
     if not dro_beta > 0:
         raise ValueError(f"dro_beta={dro_beta}: must be above 0")
@@ -228,15 +228,15 @@ def clip_cov_loss(
     clip_cov_lb: float,
     clip_cov_ub: float,
 ) -> Losses:
-    """Compute the Clip-Cov loss (arXiv 2505.22617): PPO's loss without a few random tokens with high covariance.
+    """Compute the Clip-Cov loss (arXiv 2505.22617): the PPO loss with a few random high-covariance tokens excluded.
 
     Entropy collapses because likely tokens with high advantages keep becoming more likely. Clip-Cov excludes some of
-    these tokens from the loss, whereas KL-Cov (:func:`kl_cov_loss`) penalises them. As in veRL, both losses select the
-    tokens within each micro-batch.
+    these tokens from the loss, whereas KL-Cov (:func:`kl_cov_loss`) penalises them. As in veRL, both losses select
+    tokens separately in each micro-batch.
 
-    Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. The number of drawn candidates
-    is a fraction ``clip_cov_ratio`` of all tokens, but at least one. The draw depends only on old log-probabilities and
-    advantages, so it is not affected by padding or by rounding in kernels. ``pg_clipfrac`` counts the drawn tokens.
+    Candidates are unclipped tokens whose covariance (:func:`covariances`) is between the two bounds. The number of
+    candidates to draw is ``clip_cov_ratio`` times the number of tokens, but at least 1. The random keys depend only on
+    old log-probabilities and advantages, not on padding or kernel rounding. ``pg_clipfrac`` counts the drawn tokens.
 
     Args:
         clip_low: clip range below 1, in [0, 1]; the lower bound of the ratio is 1 - clip_low.
@@ -280,10 +280,10 @@ def kl_cov_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_range: float) -> Losses:
-    """Compute the critic's loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
+    """Compute the critic loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
 
     The loss is 0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2). A value that has moved more
-    than ``clip_range`` towards its return G has no gradient. A value that has moved away from G keeps its gradient.
+    than ``clip_range`` towards its return G has no gradient. A value that has moved away from G still has a gradient.
 
     Args:
         values: values v ``[B, R]`` of the critic being trained, in units of reward.
@@ -328,8 +328,8 @@ def _smallest(keys: Tensor, count: Tensor) -> Tensor:
 def _random_keys(mask: Tensor, *contents: Tensor) -> Tensor:
     """Return nonnegative pseudo-random keys [B, R] int64, seeded with the float32 values of ``contents`` in the mask.
 
-    Tokens are numbered within the mask, so padding has no effect. The seed is a sum of integers, so it does not depend
-    on the order of the additions.
+    Tokens are numbered within the mask, so padding has no effect. The seed is a sum of integers, so the order of
+    summation does not affect it.
     """
     indices = mask.flatten().cumsum(0).view_as(mask)
     hashes = indices
@@ -348,7 +348,7 @@ def _hashed(values: Tensor) -> Tensor:
 def _masked_tokens(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the boolean mask, the log-ratios and the advantages, all ``[B, R]`` and 0 outside the mask."""
+    """Return the boolean mask, log-ratios and advantages, each of shape ``[B, R]`` and 0 outside the mask."""
     mask = response_mask.bool()
     # Mask before exp, because infinite or NaN padding would reach the gradient as 0 * inf.
     return mask, torch.where(mask, logprobs - old_logprobs, 0.0), torch.where(mask, advantages, 0.0)
@@ -362,7 +362,7 @@ def _probabilities(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tupl
 def _masked_policy_gradient(
     logprobs: Tensor, mask: Tensor, log_ratio: Tensor, advantages: Tensor, kept: Tensor, most: float | None
 ) -> Losses:
-    """Return the losses -sg[min(r, most)] A logprobs, which are 0 outside ``kept [B, R]``, and DPPO's metrics."""
+    """Return the losses -sg[min(r, most)] A logprobs, zeroed outside the mask ``kept [B, R]``, and DPPO's metrics."""
     ratio, most = _probability_ratio(log_ratio), math.inf if most is None else most
     kept = kept & mask
     losses = -ratio.clamp(max=most) * advantages * torch.where(kept, logprobs, 0.0)

@@ -49,7 +49,7 @@ PLAIN = ("context", "question", "answer")
 """Fields whose values must be strings, numbers, or lists of strings and numbers."""
 
 CHOICE_NAMES = ("choice_answer", "correct_option")
-"""Fields whose letters are interpreted as options, even if the question contains no options."""
+"""Fields in which letters are interpreted as options, even if the question contains no options."""
 
 _INLINE_LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|rm|bf)\s*\{\s*)[(（]\s*([A-Z])\s*[)）]\s*\}"
@@ -71,17 +71,17 @@ class Benchmark:
 
     name: str
     hub: str = ""
-    """Dataset on the Hugging Face hub, in the format that ``verl.config.data.hub_set`` parses, or empty if no copy is
-    known (see ``home``)."""
+    """Dataset on the Hugging Face hub, in the format of ``verl.config.data.hub_set``, or empty if the benchmark is not
+    on the hub (see ``home``)."""
     home: str = ""
     """Alternative source of ``<name>/test.jsonl`` for benchmarks that are not on the hub."""
     fields: Mapping[str, str] | None = None
-    """Maps a problem's fields (``FIELD_NAMES``) to the benchmark's fields; None recognises all fields by name."""
+    """Maps the fields of a problem (``FIELD_NAMES``) to names in the file, or None to recognise all fields by name."""
     verifier: str = OPEN
     """Name of the verifier, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are
     scored by ``multiple_choice`` regardless of this field."""
     relative_tolerance: float = 0.0
-    """Maximum relative error of a correct decimal number, or 0 to use the verifier's default."""
+    """Maximum relative error at which a decimal answer is correct, or 0 for the verifier's default."""
     licence: str = "unknown"
     """Published licence, as an SPDX identifier if one exists."""
     language: str = "en"
@@ -104,8 +104,8 @@ class Problem:
     data_source: str
     """Key of the verifier in ``verl.rewards.registry.VERIFIERS``."""
     extra_info: Mapping[str, Any]
-    """The row's ``extra_info``, for environments, and inputs for the verifier: ``options`` (text by letter),
-    ``tolerance`` and ``relative_tolerance``."""
+    """Additional data. Environments read the row's ``extra_info``, and verifiers read ``options`` (a mapping from
+    letters to texts), ``tolerance`` and ``relative_tolerance``."""
     solution: str | None
     """Worked solution, or None if the benchmark has none."""
     place: str = field(default="", compare=False)
@@ -113,7 +113,7 @@ class Problem:
     answer_field: str = field(default="answer", compare=False)
     """Name of the field with the answer, for error messages."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """Chat that replaces the question in the prompt, or empty to use the question."""
+    """Chat to use as the prompt. If empty, the prompt consists of the question."""
     state: str = ""
     """Initial state of the problem's environment, as in :class:`PromptRecord`."""
 
@@ -239,7 +239,7 @@ def inline_options(question: str) -> dict[str, str]:
 
 
 def _option_text(text: str) -> str:
-    """Return the text of an option without remnants of neighbouring labels and without text after a blank line."""
+    """Return the text of an option without remnants of neighbouring labels or text after a blank line."""
     text = _strip_option(text.strip().partition("\n\n")[0])
     # Often a single formula contains all options, so its dollar signs are unbalanced within one option.
     return _strip_option(text.strip("$ ")) if text.count("$") % 2 else text

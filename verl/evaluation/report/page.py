@@ -37,7 +37,7 @@ def make_page(
     pages: Sequence[tuple[str, str]] = (),
     max_bytes: int = MAX_PAGE_BYTES,
 ) -> str:
-    """Return the page's HTML, limited to ``max_bytes`` unless statistics, verdicts and questions alone are larger.
+    """Return the page's HTML, limited to ``max_bytes`` unless statistics, verdicts and questions alone exceed it.
 
     See ``write_results`` for the other arguments.
     """
@@ -116,7 +116,7 @@ def _row(benchmark: str, label: str, row: Mapping[str, Any], summary: Summary) -
     """Return the statistics of one run on one benchmark. The benchmark index -1 denotes the average."""
 
     def estimates(name: str, *ends: str) -> list[list[Any]]:
-        """Return k, the value and its interval for every k for which the row contains this statistic."""
+        """Return k, the value and its interval for each k at which the row contains the statistic."""
         every_k = ([k, *(row.get(f"{name}@{k}{end}", math.nan) for end in (*ENDS, *ends))] for k in summary.ks)
         return [values for values in every_k if not math.isnan(values[1])]
 

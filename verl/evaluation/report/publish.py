@@ -25,8 +25,8 @@ COLUMNS_OF_LOGS = 140
 
 
 Figures = tuple[str, int, str, str, Mapping[str, float]]
-"""Statistics of a checkpoint on a benchmark: run, step, label suffix, benchmark, and values keyed by name. The suffix,
-such as `` T=0.6``, is empty if the checkpoint was evaluated at a single temperature."""
+"""Run, step, label suffix, benchmark, and the checkpoint's statistics on the benchmark, keyed by name. The suffix, such
+as `` T=0.6``, is empty if the checkpoint was evaluated at a single temperature."""
 
 
 def publish(

@@ -92,7 +92,7 @@ def with_difference(row: Any, k: int) -> str:
 
 
 def comparison_table(summary: Summary, k: int) -> pd.DataFrame:
-    """Return a table of pass@k by run and benchmark, whose rows are the runs if they outnumber the benchmarks."""
+    """Return a table of pass@k with benchmarks as rows and runs as columns, or transposed if there are more runs."""
     benchmarks = summary.benchmarks + [AVERAGE] * bool(summary.averaged)
     cells = summary.table.apply(with_difference, axis=1, k=k).unstack("run", fill_value=NOTHING)
     cells = cells.loc[benchmarks, summary.labels]
@@ -129,7 +129,7 @@ def _metric_table(summary: Summary) -> pd.DataFrame:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """Return the values of k for the overview: 1, and the most common among the rows' largest values of k."""
+    """Return the values of k for the overview: 1 and the most common value among the rows' largest k."""
     known = summary.table[[f"pass@{k}" for k in summary.ks]].notna()
     largest = [ks[-1] for row in known.to_numpy() if (ks := [k for k, has in zip(summary.ks, row, strict=True) if has])]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
@@ -183,7 +183,7 @@ def markdown(
 
 
 def csv_text(summary: Summary) -> str:
-    """Return ``results.csv``, with one line per run and benchmark, and rates in [0, 1] or empty if undefined."""
+    """Return ``results.csv``, with one line per run and benchmark. Rates are in [0, 1], or empty if undefined."""
     words = {f"difference@{k}_outside_noise": {True: "true", False: "false"} for k in summary.ks}
     table = summary.table.assign(**{name: summary.table[name].map(word) for name, word in words.items()})
     return str(table.to_csv(float_format="%.6g", lineterminator="\n"))

@@ -1,7 +1,7 @@
 """HTTP server that gives agents access to the policy. The server runs in a thread of the driver.
 
-Every session has a separate address with a secret in its path. Requests to other addresses are rejected. Requests of
-sessions are passed to the sampling thread as events and wait for its reply.
+Every session has a separate address with a secret in its path. Requests to other addresses are rejected. Each session's
+requests are passed to the sampling thread as events and wait for its replies.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class Endpoint:
         return {number: f"{self.origin}/{key}/v1" for number, key in self._keys.items()}
 
     def close_session(self, number: int) -> None:
-        """Close a session, so that its requests are rejected and its process is told to stop it."""
+        """Close a session: reject its requests, and tell its process to stop it."""
         self._over.add(number)
         self._sessions.pop(self._keys[number], None)
 

@@ -116,7 +116,7 @@ class AgentPool(KillablePool):
         self.close()
 
     def play(self, records: Sequence[PromptRecord]) -> list[list[int]]:
-        """Start a session for each record, and return the sessions of each process in starting order."""
+        """Start a session for each record, and return the sessions of each process in the order in which they start."""
         numbers = list(range(len(records)))
         urls = self.endpoint.open(numbers)
         size = math.ceil(len(records) / self.num_processes)
@@ -190,7 +190,7 @@ def _play_share(share: Share) -> None:
 
 
 def _event_loop(at_once: int) -> asyncio.AbstractEventLoop:
-    """Return this process's event loop, which outlives sessions because clients in a user's module may outlive them."""
+    """Return this process's event loop. It outlives sessions, because clients in a user's module may do so too."""
     if not _LOOP:
         _LOOP.append(start_loop())
         # With asyncio's few default threads, agents that use threads would wait for each other and block the run.

@@ -43,7 +43,7 @@ class ChatRequest:
     messages: list[Message]
     tools: list[dict[str, Any]]
     max_tokens: int | None
-    """Maximum number of tokens of this turn, or None to allow the remaining response length."""
+    """Maximum number of tokens in this turn, or None to allow the remaining response length."""
     stop: list[str]
     stream: bool
     include_usage: bool

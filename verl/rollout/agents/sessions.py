@@ -1,9 +1,9 @@
 """Agent sessions, represented as conversations that the run's engines sample.
 
-A session is an episode, and each of its requests is a turn. A request whose messages extend those of a row continues
-the row: its sampled tokens are kept, and the tokens of the new messages are appended. Any other request starts a new
-row of the episode, because the agent compacted its history, dropped thoughts, or started another history. A request for
-a text completion continues the row whose tokens its prompt begins with.
+A session is an episode, and each of its requests is a turn. A request that extends one of the session's message
+histories continues it: the sampled tokens are kept, and the tokens of the new messages are appended. Any other request
+starts a new history, because the agent compacted its messages, dropped thoughts, or began another conversation. A
+request for a text completion continues the history whose tokens its prompt begins with.
 
 Legend: B sessions.
 """
@@ -61,20 +61,20 @@ class Row(Conversation):
 
     session: int = field(kw_only=True)
     branch: tuple[int, int] | None = None
-    """Digest of the prompt's tokens, and the row's ordinal among rows with this prompt. Both determine the random
-    stream of an additional row. The first row has None and uses the stream of the response."""
+    """Digest of the prompt's tokens, and index of this history among histories with the same prompt. Both determine the
+    random stream of an additional history. The first history has None and uses the stream of the response."""
     why: str = ""
-    """Reason for opening this row (see docs/agents.md), or an empty string for the first row."""
+    """Reason for starting this history (see docs/agents.md), or an empty string for the first history."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     history: list[Message] = field(default_factory=list)
-    """Messages encoded in the row's tokens, including messages written by the policy. Empty if the last request was a
-    text completion, because its tokens need not be messages."""
+    """Messages encoded in the tokens, including messages written by the policy. Empty if the last request was a text
+    completion, because its tokens need not be messages."""
     asked: Asked | None = None
     """Request whose turn is being sampled, or None."""
     begins: int = 0
     """Number of the row's tokens before the turn that was requested last."""
     answered: int = -1
-    """Index of the row's last turn among all turns of the session, or -1 before its first turn."""
+    """Index of this history's last turn among all turns of the session, or -1 before its first turn."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Session:
     share: list[int]
     """Sessions of the same process that have not been started."""
     rows: list[int] = field(default_factory=list)
-    """Places of the session's rows."""
+    """Places of the session's message histories."""
     is_live: bool = False
     """Whether the agent has started and not yet ended."""
     has_ended: bool = False
@@ -95,15 +95,15 @@ class Session:
     """Reason for the agent's failure, or an empty string."""
     timed_out: bool = False
     thinks_since: float | None = None
-    """Time since which the run has been waiting for the agent, or None before the agent's start is reported."""
+    """Time at which the run began to wait for the agent, or None before the agent's start is reported."""
     begun: Counter[int] = field(default_factory=Counter)
-    """Number of additional rows, keyed by the digest of their prompt tokens."""
+    """Number of additional message histories, keyed by the digest of their prompt tokens."""
 
 
 class Sessions:
     """Agent conversations in one call of the engines, with the interface of ``Conversations``.
 
-    Places 0 to B - 1 are the first rows of the sessions. Additional rows have the next places.
+    Places 0 to B - 1 are the sessions' first histories, and later places are additional histories.
     """
 
     num_first = 0
@@ -116,12 +116,12 @@ class Sessions:
         self._sessions = [Session(record, []) for record in records]
         self._rows: dict[int, Row] = {}
         self._sampling = set[int]()
-        """Places of rows that are being sampled or waiting for an engine."""
+        """Places of histories that are being sampled or waiting for an engine."""
         self._next = len(records)
         self._over: list[int] = []
         """Sessions that have ended since the last call of :meth:`over`."""
         self._main: dict[int, int] = {}
-        """Place of the row that represents each finished session."""
+        """Place of the history that represents each finished session."""
         for share in shares:
             left = list(share)
             for number in share:
@@ -207,9 +207,9 @@ class Sessions:
         return len(self._main) < len(self._sessions)
 
     def over(self) -> Batch | None:
-        """Return one row for each session that has ended since the last call, or None if no session has ended.
+        """Return one episode for each session that has ended since the last call, or None if no session has ended.
 
-        A session is represented by the row with its last turn; ``further_rows`` contains its other rows.
+        A session is represented by the history with its last turn; ``further_rows`` contains its other histories.
 
         Raises:
             ConfigError: If every agent has failed before requesting a turn.
@@ -239,7 +239,7 @@ class Sessions:
         return rows.fill(further_rows=further, opened_by=[row.why for row in main])
 
     def measured(self, metrics: Batch | None) -> Batch | None:
-        """Return the rank metrics of the rows that represent sessions, with session numbers as ``request``."""
+        """Return the rank metrics of the histories that represent sessions, with session numbers as ``request``."""
         if metrics is None:
             return None
         session_of = {place: number for number, place in self._main.items()}
@@ -258,7 +258,7 @@ class Sessions:
         return [n for n, session in enumerate(self._sessions) if session.is_live and n not in asking]
 
     def _read_events(self, thinking: Sequence[int], wait: bool) -> list[Event]:
-        """Return new events and timeouts of ``thinking`` sessions. Wait up to one second for events if ``wait``."""
+        """Return new events and timeouts of ``thinking`` sessions. If ``wait`` is set, wait up to one second."""
         limit = self.setup.options.agent.timeout_s
         found = drain(self._events, min(CHECK_S, limit) if wait and thinking else 0.0)
         alive = {event.session for event in found}
@@ -299,7 +299,7 @@ class Sessions:
     # --- Turns ---
 
     def _accept(self, event: Asked) -> None:
-        """Add the turn that an agent requests to a row.
+        """Add the turn that an agent requests to an existing or new history.
 
         Raises:
             ProtocolError: If the session has no turn, row or token left, or the template rejects the messages.
@@ -351,7 +351,7 @@ class Sessions:
         return place
 
     def _continued(self, session: Session, request: ChatRequest) -> tuple[int | None, str]:
-        """Return the place of the row that a request extends, or None and the reason for a new row."""
+        """Return the place of the history that a request extends, or None and the reason for a new history."""
         best, why = -1, ""
         for place in reversed(session.rows):
             row, messages = self._rows[place], request.messages
@@ -438,7 +438,7 @@ class Sessions:
         return place
 
     def _extend(self, row: Row, tokens: Sequence[int]) -> None:
-        """Append a request's new tokens to a row."""
+        """Append a request's new tokens to its history."""
         most = self.setup.max_response_length
         if len(row.tokens) + len(tokens) >= most:
             row.truncated = True
@@ -452,7 +452,7 @@ class Sessions:
             raise ProtocolError(400, "context_length_exceeded", f"the messages have more than {max_tokens} tokens")
 
     def _answer(self, row: Row, asked: Asked, calls: Mapping[str, Any], truncated: bool) -> None:
-        """Send the row's last turn to its agent."""
+        """Send the history's last turn to its agent."""
         setup, session = self.setup, self._sessions[row.session]
         row.asked, row.answered = None, session.turns
         row.turns += 1
@@ -488,6 +488,6 @@ def _branched(stream: int, row: Row) -> int:
 
 
 def _saved(row: Row) -> dict[str, Any]:
-    """Return an additional row as JSON values."""
+    """Return an additional history as JSON values."""
     fields = ("why", "prompt_ids", "tokens", "source", "rollout_logprobs", "truncated")
     return {name: getattr(row, name) for name in fields}

@@ -1,1 +1,1 @@
-"""Conversations with environments and tools, which run in their own processes."""
+"""Conversations with environments and tools that run in separate processes."""

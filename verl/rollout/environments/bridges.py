@@ -1,7 +1,7 @@
 """Bridges between policy turns: tokens rendered from an environment's messages with the chat template.
 
-The history is never re-rendered. The policy reads its earlier turns exactly as sampled, each followed by a bridge: the
-text that the chat template places after an assistant turn.
+The history is never re-rendered. The policy reads its earlier turns exactly as sampled. Each is followed by a bridge:
+the text that the chat template places after an assistant turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from verl.config.errors import ConfigError
 from verl.data.templates import render_chat_text
 
 ANSWER = "[an answer of the assistant]"
-"""Placeholder for policy turns, which chat templates must render unchanged."""
+"""Placeholder for the text of a policy turn. Chat templates must render it unchanged."""
 
 Message = Mapping[str, Any]
 """Chat message with ``role``, ``content`` and any other keys that the template reads."""
@@ -91,9 +91,9 @@ class Bridges:
 
 
 class ProgramBridges:
-    """Bridges for plain-text templates, which pass a program's output to the policy.
+    """Bridges that pass a program's output to the policy in plain-text templates.
 
-    Most turns end with the stop string ``BEGUN``, in which case the bridge does not repeat it.
+    If a turn already ends with the stop string ``BEGUN``, as most turns do, the bridge does not repeat it.
     """
 
     BEGUN = "```output"

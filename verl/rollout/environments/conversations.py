@@ -1,4 +1,4 @@
-"""Multi-turn conversations between an environment and the policy, whose turns are sampled by engines.
+"""Multi-turn conversations between the policy and an environment. Engines sample the policy's turns.
 
 After each policy turn, the environment takes a step, and its messages are appended to the conversation. The engines
 then receive a request to sample the next turn.
@@ -37,10 +37,10 @@ PROGRAMS = "verl.rollout.programs:Programs"
 """Environment for prompt templates that run the policy's programs during sampling."""
 
 ENABLED = "rollout.multi_turn.enable=True"
-"""Option that enables multi-turn conversations, as quoted in error messages."""
+"""Option that enables multi-turn conversations, for use in error messages."""
 
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
-"""Batch columns with the state of conversations, which are not sent to the engines."""
+"""Batch columns that store the state of conversations and are not sent to the engines."""
 
 CHARS_PER_TOKEN = 64
 """Maximum number of characters to tokenize for each token left in the budget. Few tokens are longer."""
@@ -49,10 +49,10 @@ THE_END = Turn("", [], [], False, ends=True)
 """Turn that tells the environment that the conversation has ended."""
 
 CHECK_S = 1.0
-"""Maximum number of seconds between checks of the run while waiting for environments or agents."""
+"""Maximum number of seconds to wait for environments or agents before checking the run for failures."""
 
 SPEAKERS = ("policy", "environment")
-"""Name of a token's author, indexed by the token's ``source``."""
+"""Names of token authors, indexed by a token's ``source``."""
 
 
 @dataclass
@@ -188,7 +188,7 @@ def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
 
 
 def _counts(saved: list[int]) -> list[int]:
-    """Return a checkpoint's counters, with zeros for counters that were added in later versions."""
+    """Return the counters from a checkpoint, with zeros for any that the checkpoint's version lacks."""
     return [*saved[:-1], *[0] * (len(COUNTS) - len(saved)), saved[-1]]
 
 
@@ -205,7 +205,7 @@ class Conversations:
         self._over: list[int] = []
         """Indices of the conversations that have ended since the last call to :meth:`over`."""
         self._answering: dict[Future[Answer], tuple[int, Turn]] = {}
-        """Pending environment replies, each with the index of the conversation and the turn."""
+        """Maps each pending environment reply to the index of its conversation and the turn."""
 
     @property
     def num_first(self) -> int:
@@ -218,16 +218,16 @@ class Conversations:
         return {place for place, _ in self._answering.values()}
 
     def requests(self, requests: ResponseRequests, places: Sequence[int]) -> ResponseRequests:
-        """Return requests for the next turns of the conversations with the indices ``places``."""
+        """Return requests for the next turns of the conversations at the indices ``places``."""
         chosen = requests.of(places)
         return replace(chosen, partial=to_batch([self._all[place] for place in places])) if places else chosen
 
     def measured(self, metrics: Batch | None) -> Batch | None:
-        """Return the rank metrics of conversations, which are the same as those of their requests."""
+        """Return ``metrics`` unchanged, because each conversation has the rank metrics of its requests."""
         return metrics
 
     def rows(self, places: Sequence[int]) -> Batch:
-        """Return a resumable batch of the conversations at ``places``, with these indices in ``request``."""
+        """Return a batch from which the conversations at ``places`` can resume, with their indices in ``request``."""
         return to_rows([self._all[place] for place in places]).fill(request=torch.tensor(places))
 
     def update(self, part: Batch) -> list[int]:
@@ -295,7 +295,7 @@ class Conversations:
         return rows
 
     def _ask(self, turns: Mapping[int, Turn]) -> None:
-        """Submit an environment step for each turn in ``turns``, a mapping from conversation indices to turns."""
+        """Submit an environment step for each conversation index and turn in ``turns``."""
         steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
         self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
 
@@ -358,7 +358,7 @@ def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings:
 
 
 def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """Return each conversation's parts, ``{"by": "policy" or "environment", "text": ...}``, or [] if single-turn."""
+    """Return a list of ``{"by": "policy" or "environment", "text": ...}`` per conversation, empty if single-turn."""
     if "source" not in batch:
         return [[] for _ in range(len(batch))]
     return [
@@ -368,7 +368,7 @@ def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def session_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """Return each conversation's parts. For agents, include all prompts, and put the additional histories first."""
+    """Return each conversation's parts. Agents' parts start with additional histories and include all prompts."""
     parts = conversation_parts(batch, tokenizer)
     if "further_rows" not in batch:
         return parts
@@ -381,7 +381,7 @@ def session_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list
 
 
 def history_parts(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
-    """Return the prompt and the conversation parts of one of an agent's additional histories."""
+    """Return the prompt and the conversation parts of an additional history of an agent."""
     batch = Batch.of([row["prompt_ids"]], [row["tokens"]], source=torch.tensor(row["source"], dtype=torch.uint8))
     prompt = {"by": "environment", "text": str(tokenizer.decode(row["prompt_ids"]))}
     return [prompt, *conversation_parts(batch, tokenizer)[0]]

@@ -20,7 +20,7 @@ from verl.rollout.environments.tools import Call, ToolEnvironment, Turn, awaited
 from verl.utils.user_code import user_code
 
 MOST_LIVE = 64
-"""Maximum number of objects that a process keeps between steps; the oldest are dropped first."""
+"""Maximum number of objects that a process keeps between steps. The oldest are dropped first."""
 
 Live = tuple[ToolEnvironment, Any]
 """Pair of an environment object's tools and the object itself."""
@@ -119,7 +119,7 @@ class LiveEnvironment:
         return await live[0].answer(call, None)
 
     async def _repeated(self, state: dict[str, Any]) -> tuple[Live, int]:
-        """Recreate the object in this state, and count the results that differ from the original ones."""
+        """Recreate the object by repeating its calls, and count the results that differ from the original ones."""
         live, text = await self._reset(state["seed"], state["row"])
         differing = [("reset", state["text"], text)]
         for number, (name, arguments, before) in enumerate(state["calls"]):

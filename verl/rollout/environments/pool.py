@@ -44,9 +44,9 @@ from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, definition, load_code, user_code
 
 COUNTS = ("calls", "malformed", "failures", "timeouts", "replay_differences", "prefilled_tokens")
-"""Counters of a conversation: tool calls, turns with an unreadable call, failed calls or steps, timeouts of calls or
-steps, results of a recreated object that differ, and prefilled tokens. Failed steps ran out of memory or their process
-died. Prefilled tokens are read by engines without having been sampled there, minus cache hits."""
+"""Counters of a conversation: tool calls, turns with an invalid call, failed calls or steps, timeouts of calls or
+steps, changed results of recreated objects, and prefilled tokens. A step fails if it runs out of memory or its process
+dies. Prefilled tokens are the prompt tokens of all turns, minus cache hits."""
 
 ENVIRONMENT_LOG = "environment.log"
 """Name of the log file for the output of tools and environments."""
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
     record: PromptRecord
     state: str
-    """State as JSON; empty before the first step."""
+    """State as JSON, or an empty string before the first step."""
     turn: Turn
 
 
@@ -171,7 +171,7 @@ class EnvironmentPool(KillablePool):
         self.close()
 
     def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
-        """Start these steps. They run concurrently, and ``async`` steps can also overlap with earlier steps.
+        """Start these steps concurrently. Steps that are ``async`` can also overlap with earlier steps.
 
         Calling ``result`` on a future raises ``ConfigError`` if the environment raised an exception.
         """
@@ -294,7 +294,7 @@ class EnvironmentPool(KillablePool):
         return [answer for answer in answers if answer is not None]
 
     def _failure(self, error: BaseException, step: Step) -> Answer:
-        """Return the reply to a step if ``error`` means that it was aborted, or raise ``error`` otherwise."""
+        """Return the reply to a step that ``error`` aborted, or raise ``error`` if it has another cause."""
         reason = failure_reason(error)
         if reason is None:
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
@@ -396,7 +396,7 @@ def name_of(environment: Any) -> str:
 
 
 async def start_state(environment: Any, record: PromptRecord) -> str:
-    """Return the initial state as JSON; raise ``ConfigError`` for exceptions in user code."""
+    """Return the initial state as JSON. Raise ``ConfigError`` for exceptions in user code."""
     where = name_of(environment)
     with user_code(f"{where}: start(record)"):
         state = await awaited(environment.start(record))
@@ -404,7 +404,7 @@ async def start_state(environment: Any, record: PromptRecord) -> str:
 
 
 async def first_observation(environment: Any, record: PromptRecord) -> tuple[str, list[dict[str, Any]]]:
-    """Return the initial state as JSON and the first messages; raise ``ConfigError`` for exceptions in user code."""
+    """Return the initial state as JSON and the first messages. Raise ``ConfigError`` for exceptions in user code."""
     state, where = await start_state(environment, record), f"{name_of(environment)}: observe(state)"
     with user_code(where):
         messages = await awaited(environment.observe(from_json(json.loads(state))))
@@ -419,7 +419,7 @@ def _saved(state: Any, where: str) -> str:
 
 
 async def take_step(environment: Any, step: Step) -> Answer:
-    """Run one step, calling ``start`` before the first; raise ``ConfigError`` for exceptions in user code."""
+    """Run one step, calling ``start`` before the first step. Raise ``ConfigError`` for exceptions in user code."""
     where = name_of(environment)
     state = from_json(json.loads(step.state or await start_state(environment, step.record)))
     with user_code(f"{where}: step(state, turn)"):
@@ -439,7 +439,7 @@ async def take_step(environment: Any, step: Step) -> Answer:
 
 
 def scorer(environment: Any) -> str:
-    """Describe the user code behind ``step`` for error messages, since most adapters inherit ``step`` itself."""
+    """Describe the user code that ``step`` runs, for error messages. Most adapters inherit ``step`` itself."""
     if isinstance(environment, LiveEnvironment):
         return f": get_reward(){definition(getattr(environment.made, 'get_reward', environment.made))}"
     made = type(environment)
@@ -454,7 +454,7 @@ def _flag(done: Any, where: str) -> bool:
 
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Return messages as a list, which is empty for None, or raise ``ConfigError`` if a message is malformed."""
+    """Return messages as a list, or [] for None. Raise ``ConfigError`` if a message is malformed."""
     if not isinstance(messages or [], list | tuple):
         raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
     for message in messages or []:

@@ -16,7 +16,7 @@ from verl.rollout.environments.tools import read_arguments
 FIELD = "rollout.multi_turn.format"
 
 MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "TOOL_CALL_BEGIN", "bot_string", "tc_start")
-"""Attributes in which different parsers store the marker that starts a tool call."""
+"""Names of the parser attributes that may store the marker at the start of a tool call."""
 
 
 class ToolCallReader:

@@ -89,7 +89,7 @@ Tool = FunctionTool | VerlTool
 
 
 def text_of(value: Any) -> str:
-    """Convert a tool's result to text. Strings and veRL's text responses are unchanged; other values become JSON."""
+    """Convert a tool's result to text. Strings and veRL's text responses are unchanged. Other values become JSON."""
     if isinstance(value, Fields):
         value = value.text or ""
     if isinstance(value, str):
@@ -101,7 +101,7 @@ def text_of(value: Any) -> str:
 
 
 def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
-    """Load the tools by name; raise ``ConfigError`` if loading fails or two tools have the same name."""
+    """Load the tools by name. Raise ``ConfigError`` if loading fails or two tools have the same name."""
     tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
     if options.tool_config_path is not None:
         tools += verl_tools(options.tool_config_path)
@@ -127,7 +127,7 @@ def environment_option(options: MultiTurnConfig, name: str) -> str:
 
 
 def tool_schemas(options: MultiTurnConfig, name: str = "") -> list[dict[str, Any]]:
-    """Return the schemas of the tools in the prompt. Custom environments list them in the class attribute ``tools``.
+    """Return the schemas of the tools in the prompt. Custom environments list tools in their ``tools`` attribute.
 
     Args:
         name: Name of the environment, if the run has several.
@@ -254,7 +254,7 @@ def _failed(name: str, why: str) -> dict[str, Any]:
 def with_types(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the ``arguments`` of a call to the types in ``schema``.
 
-    Several formats (``qwen3_coder``, ``glm45``) write arguments without quotes, so text is parsed as JSON if the schema
+    Some formats (``qwen3_coder``, ``glm45``) do not quote arguments. Text is therefore parsed as JSON if the schema
     requires a type other than string.
     """
     described = (schema["function"].get("parameters") or {}).get("properties") or {}
@@ -287,7 +287,7 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 def read_arguments(written: Any) -> Any:
     """Return arguments as a mapping if they are a JSON object or a string that contains one, as in OpenAI's API.
 
-    Null becomes an empty mapping. Arguments of other types or nested more than ``DEEPEST`` levels deep are returned as
+    Null becomes an empty mapping. Other types, and arguments nested more than ``DEEPEST`` levels deep, are returned as
     text.
     """
     value = written

@@ -1,4 +1,4 @@
-"""State that an engine keeps between the turns of conversations: the hidden states of sampled tokens."""
+"""Stores the hidden states of sampled tokens between the turns of an engine's conversations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from verl.rollout.partial import PartialResponse
 
 
 class Turns:
-    """Conversation turns of an engine. Hidden states are stored on the CPU, and are None on workers without states."""
+    """Turns of an engine's conversations. Hidden states are stored on the CPU, or None on workers that lack them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Turns:
                 raise
             self.unsupported = str(error)  # raised if an agent brings tools
         self._held: dict[str, tuple[list[Tensor | None], list[int]]] = {}
-        """Hidden states of each conversation's policy tokens, and the number of policy tokens in each of its turns."""
+        """Hidden states of each conversation's policy tokens, and the number of policy tokens in each turn."""
 
     def holds(self, request_id: str) -> bool:
         """Return whether the hidden states of a conversation's earlier turns are available."""
@@ -82,7 +82,7 @@ class Turns:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return a turn's parsed calls, the ``mark`` of a call, and the reason if calls are ``unsupported``."""
+        """Return a turn's tool calls, the marker that starts a call, and the reason if tool calls are unsupported."""
         if self.reader is None:
             return {"calls": [], "malformed": False, "mark": None, "unsupported": self.unsupported}
         return self.reader.read(tokens) | {"mark": self.reader.mark, "unsupported": ""}

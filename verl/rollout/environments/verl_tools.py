@@ -42,7 +42,7 @@ class VerlTool:
         self.takes_agent_data = takes_rest or "agent_data" in parameters
 
     async def call(self, arguments: dict[str, Any], agent_data: Any) -> str:
-        """Run the tool and return its response as text. The record's ``tools_kwargs`` has arguments for ``create``."""
+        """Run the tool and return its response as text. The record's ``tools_kwargs`` are passed to ``create``."""
         kwargs = agent_data.tools_kwargs.get(self.schema["function"]["name"]) or {}
         further = {"agent_data": agent_data} if self.takes_agent_data else {}
         instance, _ = await self.tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
@@ -80,7 +80,7 @@ def agent_data(
 
 
 def verl_tools(path: str) -> Iterator[VerlTool]:
-    """Yield the tools in the YAML file at ``path``. Classes that are listed without ``tool_schema`` provide the schema.
+    """Yield the tools in the YAML file at ``path``. Classes listed without ``tool_schema`` must define one.
 
     Raises:
         ConfigError: If the file cannot be read, or a class cannot be loaded or created.
@@ -99,7 +99,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
 
 
 def listed_tools(path: str, where: str) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
-    """Return the class, config and schema of each tool in a YAML file; raise ``ConfigError`` if it cannot be read."""
+    """Return the class, config and schema of each tool in a YAML file. Raise ``ConfigError`` if it cannot be read."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         entries = [(str(e["class_name"]), e.get("config") or {}, e.get("tool_schema")) for e in content["tools"]]
@@ -112,7 +112,7 @@ def listed_tools(path: str, where: str) -> list[tuple[str, dict[str, Any], dict[
 
 
 def function_tools(path: str) -> list[Callable[..., Any]]:
-    """Return the functions decorated with veRL's ``@function_tool`` in the file at ``path``, in order.
+    """Return the functions in the file at ``path`` that are decorated with veRL's ``@function_tool``, in order.
 
     Raises:
         ConfigError: If the file cannot be imported or has no such function.
@@ -161,7 +161,7 @@ def _as_object(value: Any) -> Any:
 
 
 class Fields(SimpleNamespace):
-    """Stub for veRL's schemas and responses. Its attributes are the arguments of the constructor."""
+    """Stub for veRL's schemas and responses. The constructor stores its arguments as attributes."""
 
     text: str | None = None
 
@@ -212,7 +212,7 @@ class BaseTool:
 def gsm8k_score(
     solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
-    """Score the last number, or if ``strict`` the last number after ``####``, like veRL's ``gsm8k.compute_score``."""
+    """Score the last number like veRL's ``gsm8k.compute_score``. In ``strict`` mode, it must follow ``####``."""
     pattern = r"#### (-?[0-9.,]+)" if method == "strict" else r"(-?[0-9.,]*[0-9][0-9.,]*)"
     found = re.findall(pattern, solution_str)
     if not found:

@@ -270,7 +270,7 @@ def teacher_metrics(batch: Batch) -> dict[str, float]:
 
 
 def score_tensors(verdicts: Sequence[Verdict]) -> tuple[Tensor, Tensor]:
-    """Return the scores, [B] float32, and the correctness, [B] bool, of verdicts."""
+    """Return the scores of verdicts, [B] float32, and whether each response is correct, [B] bool."""
     scores = torch.tensor([verdict.score for verdict in verdicts])
     return scores, torch.tensor([verdict.correct for verdict in verdicts])
 
@@ -307,8 +307,8 @@ def verdict_metrics(
 ) -> dict[str, float]:
     """Return all metrics of the verdicts on sampled responses.
 
-    These include scores, the number of verdicts per reason, the fraction of prompts whose ``n`` > 1 responses all have
-    the same score, and metrics of each data source in ``logged``. ``sources`` contains each response's data source.
+    These include scores, the number of verdicts per reason, the fraction of prompts whose scores are all equal if ``n``
+    > 1, and metrics of each data source in ``logged``. ``sources`` contains each response's data source.
     """
     means = score_metrics(verdicts)
     metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)

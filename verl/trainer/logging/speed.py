@@ -54,7 +54,7 @@ PEAK_TFLOPS = {
 }
 """Maps part of a GPU's name to its peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per
 second. The first match wins. Source: NVIDIA's data sheets for HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4.
-For Hopper, Ada and Blackwell, NVIDIA lists twice these values (with sparsity). H800 and A800 equal H100 and A100."""
+For Hopper, Ada and Blackwell, NVIDIA lists twice these values (with sparsity). H800 and A800 match H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
 """Maps each phase to its name in veRL's ``perf/mfu`` metrics."""
@@ -161,7 +161,7 @@ class PhaseTimer:
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
     """Return a device's peak throughput in 10^12 operations per second, or None if unknown.
 
-    The result is ``config`` (``trainer.peak_tflops``) if not 0. Otherwise, it is known only for ``bfloat16``.
+    A nonzero ``config`` (``trainer.peak_tflops``) is returned. Otherwise, the peak is known only for ``bfloat16``.
     """
     if config:
         return config
@@ -183,7 +183,7 @@ class ModelCost:
     """Number N of weights that multiply each token. N includes the output head, tied or not, but excludes the embedding
     table and the inactive experts of a mixture of experts."""
     attention_width: int
-    """The product L H Q, or 0 for a model without attention."""
+    """Product L H Q of layers, heads and head width, or 0 for a model without attention."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":

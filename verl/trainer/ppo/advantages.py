@@ -199,7 +199,7 @@ class AdvantageEstimation:
         return torch.where(taught, options.coef * terms, 0.0)
 
     def _variances(self, batch: Batch) -> Tensor | None:
-        """Return each token's variance, [B, R], importance-weighted if enabled, or None if no estimator needs it."""
+        """Return token variances, [B, R], with importance weights if enabled, or None if no estimator needs them."""
         if not self.config.needs_sum_pi_squared:
             return None
         config, logprobs = self.config.algorithm.rollout_correction, batch.padded("logprobs")

@@ -89,7 +89,7 @@ def check_batch(
 
 
 def check_carried_over(batch: Batch, learned: dict[tuple[int, int], int], step: int) -> None:
-    """Check that a batch with carried-over responses contains none that an earlier step has trained on.
+    """Check that no response of a batch with carried-over responses has been trained on before.
 
     Raises ``WorkerError`` if a response was in an earlier batch.
 

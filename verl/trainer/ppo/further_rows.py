@@ -1,4 +1,4 @@
-"""Training rows for the additional message histories of agent sessions."""
+"""Adds the additional message histories of agent sessions to a training batch."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -13,10 +13,10 @@ from verl.rollout.partial import PER_TOKEN
 
 
 def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
-    """Return the batch with rows for each session's additional histories inserted after the session's own row.
+    """Return the batch with each agent session's additional histories inserted as rows after the session.
 
-    All tokens of an episode share one advantage, and each of its k rows has the weight 1/k. A token that the histories
-    of several rows share is learned from once, in the row that sampled it, with the sum of their weights
+    All tokens of an episode have the same advantage, and each of its k rows has the weight 1/k. A token that several
+    histories share is learned from once, in the row that sampled it, with the sum of their weights
     (:func:`num_histories`). Losses are proportional to advantages, which are multiplied by the weights. ``episode``
     [B'] is the index of each row's session. If there are no additional histories, only the column ``further_rows`` is
     removed.

@@ -35,7 +35,7 @@ Judged = Callable[[], list[Verdict | None]]
 """Function that waits for the judge and returns B verdicts, with None for responses that the judge does not score."""
 
 Question = tuple[tuple[int, ...], Job]
-"""Row of the response to score, or rows of the two responses to compare, and the judge's job."""
+"""Index of one response to score, or indices of two responses to compare, with the corresponding job for the judge."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Judging:
         return lambda: self._by_row(questions, verdicts or self._ask_model(jobs), texts)
 
     def add(self, record: PromptRecord, base: Verdict | None, judged: Verdict) -> Verdict:
-        """Add the judge's verdict to ``base``, the verdict of the sum's other functions, or None if there are none."""
+        """Add the judge's verdict to ``base``, the verdict of the other reward functions, or None if there are none."""
         if base is not None and base.failed:
             return base
         if judged.failed:
@@ -118,7 +118,7 @@ class Judging:
         return self.config.reward_score.judge.arguments()
 
     def _ask_model(self, jobs: Sequence[Job]) -> list[Verdict]:
-        """Return the verdicts of a judge model in the run, with failures for answers that cannot be parsed."""
+        """Return the judge model's verdict on each job. Answers that cannot be parsed yield failed verdicts."""
         asked = [self._prompts(job) for job in jobs]
         answers = self._answers([*dict.fromkeys(text for texts in asked if isinstance(texts, list) for text in texts)])
         return [
@@ -194,7 +194,7 @@ def ring(n: int, opponents: int) -> list[tuple[int, int]]:
 
 
 def _weight(path: str) -> float:
-    """Return the judge's weight in the sum of functions ``path``, or 0 if the sum does not contain the judge."""
+    """Return the judge's weight in the sum of reward functions ``path``, or 0 if the judge is not part of the sum."""
     return next((weight for weight, part in summands(path) if part == JUDGE), 0.0)
 
 

@@ -1,7 +1,7 @@
-"""Bookkeeping of the groups that ``async_training.partial_rollout`` carries over from step to step.
+"""Tracks the groups of responses that ``async_training.partial_rollout`` carries over between steps.
 
-Each response of an admitted group is open until it is finished, and then ready. A group is complete once all its
-responses are ready. Each step trains on the oldest complete groups. Groups are never dropped.
+A response of an admitted group is open until its generation finishes, and ready afterwards. A group is complete once
+all its responses are ready. Each step trains on the oldest complete groups. Groups are never dropped.
 """
 
 from collections import Counter
@@ -79,7 +79,7 @@ class OpenGroups:
         return sorted(ready - still_open)
 
     def take(self, groups: Sequence[int]) -> Batch | None:
-        """Remove and return the given complete groups, oldest first, or None if ``groups`` is empty."""
+        """Remove the complete ``groups`` and return them, oldest first, or return None if ``groups`` is empty."""
         if not groups:
             return None
         assert self.ready is not None
@@ -90,9 +90,9 @@ class OpenGroups:
         return batch
 
     def needed(self) -> int:
-        """Return the number of complete groups at which the engines may stop.
+        """Return how many groups must be complete before the engines may stop.
 
-        Every stop requires a new prefill of all unfinished responses, so stops are at least a quarter of a batch apart.
+        Unless a batch is already complete, at least a quarter of a batch is completed to limit repeated prefills.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
@@ -100,7 +100,7 @@ class OpenGroups:
     def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
         """Return whether enough groups are complete and the remaining groups can still meet their deadlines.
 
-        A group is due ``carried_steps`` steps after admission, so at most j batches may be due within the next j steps.
+        A group is due ``carried_steps`` steps after admission. At most j batches may be due within the next j steps.
 
         Args:
             admitted: Admission step of each outstanding group.

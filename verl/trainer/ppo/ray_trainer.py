@@ -54,7 +54,7 @@ BEST_BY = "val/pass@1"
 
 
 class RayPPOTrainer(Trainer):
-    """Trainer that runs all model computation on the workers and keeps no tensor larger than a batch of tokens."""
+    """Trainer in the driver process, which stores the batches while the workers run all model computation."""
 
     best_by = BEST_BY
 
@@ -76,7 +76,7 @@ class RayPPOTrainer(Trainer):
         self.calculator = setup.calculator
         self.samples = samples
         self.carried_over: dict[tuple[int, int], int] = {}
-        """Responses of recent steps with carry-over, for :func:`check_carried_over`."""
+        """Responses that recent steps trained on, if responses are carried over (see :func:`check_carried_over`)."""
         self.logged_prefix_note = self.listed_operations = self.looked_at_scores = self.checked_batch = False
         self.loss = setup.loss
         self.policy = scheduler.policy
@@ -176,7 +176,7 @@ class RayPPOTrainer(Trainer):
         return batch
 
     def _compute_outputs(self, batch: Batch) -> None:
-        """Fill log-probabilities of policy, reference and teacher, the critic's values, and rank metrics."""
+        """Compute log-probabilities under policy, reference and teacher, the critic's values, and rank metrics."""
         config, work, measured = self.config, Work.of(batch.lengths), batch.names
         self.timer.count(BATCH, work)
         if config.scores_before_update or self.loss.needs.old_policy:
@@ -225,7 +225,7 @@ class RayPPOTrainer(Trainer):
         """Return the log-probabilities in the denominator of the policy ratio, [M].
 
         New responses use the policy's log-probabilities. Unless ``rollout_is`` is set, responses from earlier steps use
-        the engine's log-probabilities, so that the ratio is relative to the policy that sampled them.
+        the engine's log-probabilities. The ratio is then relative to the policy that sampled these responses.
         """
         current: Tensor = batch.logprobs
         replayed = batch.step < self.step
@@ -235,7 +235,7 @@ class RayPPOTrainer(Trainer):
 
     @property
     def _num_scored_in_update(self) -> int:
-        """Number of leading rows whose log-probabilities are computed in the first update to save a forward pass."""
+        """Number of leading responses whose log-probabilities come from the first update, saving a forward pass."""
         config = self.config
         in_update = config.scores_in_update and not self.loss.needs.before_update
         other_rows = self.method.overrides("learn_from")
@@ -243,7 +243,7 @@ class RayPPOTrainer(Trainer):
         return config.actor.ppo_mini_batch_size * config.rollout.n if in_update and updates and not other_rows else 0
 
     def _compute_logprobs(self, batch: Batch, num_later: int) -> None:
-        """Fill the policy's log-probabilities and statistics, using NaN for the first ``num_later`` rows."""
+        """Compute the policy's log-probabilities and statistics, with NaN for the first ``num_later`` responses."""
         later, rest = batch[:num_later], batch[num_later:]
         nan = torch.full((int(later.response_lengths.sum()),), torch.nan)
         parts = [later.columns().fill(logprobs=nan, entropy=nan)] if num_later else []
@@ -280,7 +280,7 @@ class RayPPOTrainer(Trainer):
     def _compute_advantages(self, batch: Batch, greedy: Batch | None) -> Tensor | None:
         """Compute rewards and advantages. ``greedy`` contains the greedy response to each prompt, for ReMax.
 
-        Returns the rows to update on, [B'] int64, or None to use every row once.
+        Returns the indices of the responses to update on, [B'] int64, or None to use every response once.
         """
         self.metrics |= self.advantages.fill_learn_mask(batch)
         with self.timer.phase("reward"):
@@ -369,7 +369,7 @@ class RayPPOTrainer(Trainer):
             self.loader.sampler.update(outcome)
 
     def _take_peak(self) -> MemoryPeak | None:
-        """Return the workers' peak memory, including the engines' peak if no other thread is sampling on them."""
+        """Return the workers' peak memory, including the engines' peak unless they sample in another thread."""
         peak, pool = super()._take_peak(), self.policy.pool
         if pool is None or self.config.samples_ahead:
             return peak
@@ -439,9 +439,9 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
-    """Return the options, except ``data.shuffle``, that affect the prompt order or the responses stored in checkpoints.
+    """Describe the options besides ``data.shuffle`` that affect the prompt order or the responses in checkpoints.
 
-    A run can be resumed only if the returned options are unchanged. The string is empty if none of them is set.
+    A run can be resumed only if this description is unchanged. It is empty if none of these options is set.
     """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""

@@ -9,11 +9,11 @@ from verl.batch import Batch
 from verl.trainer.logging.rollout_metrics import score_tensors
 
 FIRST = ("first_records", "first_verdicts")
-"""Columns of the original prompts and their responses' verdicts, filled if the method overrides ``resample``."""
+"""Columns with the prompts and verdicts from before resampling, present if the method overrides ``resample``."""
 
 
 def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int) -> Batch:
-    """Replace the groups of ``batch`` at the ascending indices ``groups`` with the ``resampled`` groups."""
+    """Replace the groups of ``batch`` at the indices ``groups``, in ascending order, with the ``resampled`` groups."""
     num = len(batch) // n
     order = torch.arange(num)
     order[torch.tensor(groups)] = num + torch.arange(len(groups))
@@ -21,7 +21,7 @@ def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int
 
 
 def original(batch: Batch, name: str) -> list[Any]:
-    """Return the column ``records`` or ``verdicts`` from before resampling, with B entries."""
+    """Return the B entries of the column ``records`` or ``verdicts`` from before resampling."""
     column: list[Any] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
     return column
 

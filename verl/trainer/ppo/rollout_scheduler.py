@@ -55,8 +55,8 @@ REFILL_STEP = 1 << 21
 """Offset added to the step in the seed for each additional batch, so that repeated prompts yield new responses."""
 
 KEPT = ("records", "group", "step", "stream")
-"""Columns of carried-over responses that the engines do not return. ``step`` is the step of admission, and ``stream``
-[B] int64 is the random stream (:func:`verl.rollout.requests.response_stream`)."""
+"""Columns that are restored for carried-over responses, because the engines do not return them. ``step`` is the step of
+admission, and ``stream`` [B] int64 is the random stream (:func:`verl.rollout.requests.response_stream`)."""
 
 
 class SampledStep(NamedTuple):
@@ -245,10 +245,10 @@ class RolloutScheduler:
     def _sample_informative(self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer) -> SampledStep:
         """Sample responses with dynamic sampling (DAPO, arXiv 2503.14476, section 3.2).
 
-        Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
-        ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Fill the rest of the batch with other
-        prompts, which are excluded from training. Metrics are computed over all sampled responses. Raises
-        ``ConfigError`` if ``MAX_FRUITLESS_BATCHES`` batches contained no informative group.
+        Sample batches until there are ``data.train_batch_size`` informative groups or ``max_num_gen_batches`` is
+        reached. A group is informative if its responses differ in the metric of ``algorithm.filter_groups``. Fill the
+        rest of the batch with other prompts, which are excluded from training. Metrics are computed over all sampled
+        responses. Raises ``ConfigError`` if ``MAX_FRUITLESS_BATCHES`` batches contained no informative group.
         """
         n, filtering = self.config.rollout.n, self.config.algorithm.filter_groups
         informative: list[Batch] = []
@@ -437,7 +437,7 @@ def finish(verification: Verification, timer: PhaseTimer) -> None:
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join ``parts`` in the order of ``before`` and add its ``KEPT`` columns. Return None if there are no parts."""
+    """Join ``parts`` in the order of ``before``, and copy its ``KEPT`` columns. Return None if there are no parts."""
     if not parts:
         return None
     batch = Batch.join(parts)

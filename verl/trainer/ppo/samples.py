@@ -1,4 +1,4 @@
-"""Saves a run's samples to its folder ``samples/`` and shows them in trackers, with one row per response.
+"""Saves the sampled responses of a run to its folder ``samples/`` and shows them in trackers.
 
 Legend: B responses, M tokens in these responses.
 """
@@ -130,7 +130,7 @@ class SampleLogger:
         }
 
     def _further_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an additional history of an agent session, with the reason it was opened, its prompt and its parts."""
+        """Return the reason for an additional history of an agent session, and the history's prompt and other parts."""
         prompt, *said = history_parts(row, self.tokenizer)
         return {"why": row["why"], "prompt": prompt["text"], "conversation": said}
 
@@ -149,7 +149,7 @@ class SampleLogger:
 
 
 def is_kept(uid: int, fraction: float) -> bool:
-    """Return whether a prompt is in the ``fraction`` whose samples are saved. Every step saves the same prompts."""
+    """Return whether a prompt's samples are saved. Every step saves the same ``fraction`` of the prompts."""
     return zlib.crc32(str(uid).encode()) < fraction * 2**32
 
 
@@ -188,7 +188,7 @@ def _row_means(batch: Batch, name: str) -> Any:
 
 
 def _token_lists(batch: Batch, values: Tensor, kept: Tensor | None = None) -> pa.Array:
-    """Return ``values [M]`` as a float32 list column, restricted to the mask ``kept [M]`` if it is set."""
+    """Return ``values`` of shape [M] as a float32 list column, limited to tokens in the mask ``kept``, if any."""
     lengths = batch.response_lengths
     if kept is not None:
         values, lengths = values[kept], sums_within(kept.long(), lengths)

@@ -125,9 +125,9 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to train on.
+    """Yield mini-batches of ``num_rows`` responses, and the number of tokens and responses to train on in each.
 
-    If the batch has the column ``episode``, ``num_rows`` counts agent sessions, and each session's rows stay together.
+    For batches with the column ``episode``, ``num_rows`` is the number of agent sessions, which are never split.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.

@@ -36,7 +36,7 @@ class Verification:
     group_size: int = 1
     """Number of consecutive responses per prompt."""
     batch: Batch | None = None
-    """Batch in which :meth:`finish` fills the verifiers' columns, or None afterwards."""
+    """Batch to which :meth:`finish` adds the verdicts. Afterwards, it is None."""
 
     def __post_init__(self) -> None:
         self.texts = [""] * len(self.records)
@@ -49,7 +49,7 @@ class Verification:
         self._finished: set[int] = set()
 
     def add(self, part: Batch) -> None:
-        """Add finished responses, whose column ``request`` contains their indices in ``records``."""
+        """Add finished responses. Their column ``request`` contains their indices in ``records``."""
         rows = part.request.tolist()
         self._finished |= {*rows}
         for row, text in zip(rows, policy_texts(part, self.tokenizer, self.stop_strings), strict=True):

@@ -1,8 +1,8 @@
 """Checks that engines sample with the policy's weights.
 
 An engine with outdated weights, or with a misplaced layer, adapter or expert, still samples plausible text. The only
-symptom is ineffective training. A single update changes the weights too little to reveal such errors at the engine's
-precision. Before the first step, the check therefore changes every weight by 20 % and then restores it.
+symptom is ineffective training. At the engine's precision, a single update is too small to reveal outdated or misplaced
+weights. Before the first step, the check therefore changes every weight by 20 % and then restores it.
 """
 
 from collections.abc import Sequence
@@ -32,18 +32,18 @@ class Tolerance(NamedTuple):
     absolute: float
     """Limit in nats."""
     relative: float
-    """Limit as a fraction of the change in log-probabilities caused by the noise."""
+    """Limit relative to the change in log-probabilities that the perturbation causes."""
 
 
 EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.1, 0.1)
 """Tolerances for float32, and for engines or trainers that compute in 16 bits.
 
-At 16 bits, rounding may change a router's selection, so only wrong layers, heads, adapters or models are detected.
+With 16 bits, rounding may change a router's choices. Only wrong layers, heads, adapters or models are detected.
 """
 
 
 def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
-    """Return the tolerance for the precision of engine and trainer, or None if engine and trainer differ by design.
+    """Return the tolerance for the run's precision, or None if engine and trainer differ by design.
 
     Engine and trainer differ by design if the engine uses quantization or samples from a modified distribution.
     """
