@@ -81,6 +81,8 @@ def test_sources_that_share_a_teacher_may_part(digests, tiny_model: Path, tmp_pa
 CODE = {
     "reward_score.custom_functions[0]": {"reward_score": {"custom_functions": ["math=FILE:score"]}},
     "rollout.multi_turn.environment": {"rollout": {"multi_turn": {"environment": "FILE:Game"}}},
+    "rollout.multi_turn.environment.shell": {"rollout": {"multi_turn": {"environment": {"shell": "FILE:Shell"}}}},
+    "rollout.multi_turn.reward_functions[0]": {"rollout": {"multi_turn": {"reward_functions": ["0.5*FILE:short"]}}},
     "rollout.multi_turn.tools[0]": {"rollout": {"multi_turn": {"tools": ["FILE:search"]}}},
     "rollout.multi_turn.tool_config_path": {"rollout": {"multi_turn": {"tool_config_path": "FILE"}}},
     "rollout.multi_turn.agent.command": {"rollout": {"multi_turn": {"agent": {"command": "python FILE --fast"}}}},

@@ -117,6 +117,12 @@ def conversing_on(model: Path, prompts: Path, folder: Path) -> list[str]:
     return [*conversing(model, prompts, folder), *CARRIED_OVER]
 
 
+def asking(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """The same task by an agent over HTTP that is a function of what it reads."""
+    agent = f"rollout.multi_turn.agent.path={ROOT}/data/arithmetic_tools/agent.py:agent"
+    return [*conversing(model, prompts, folder), "rollout.multi_turn.tools=[]", agent]
+
+
 def _parent(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -160,6 +166,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
         (self_taught, ("worker", "driver", "preemption")),
         (conversing, ("worker", "driver", "preemption", "Ctrl-C")),
         (conversing_on, ("worker", "driver", "preemption", "Ctrl-C")),
+        (asking, ("worker", "driver", "preemption", "Ctrl-C")),
     ],
 )
 def test_killed_process_changes_no_number(
@@ -180,7 +187,7 @@ def test_killed_process_changes_no_number(
     assert len(expected) == 7
     if command is self_taught:
         assert all(step["actor/teacher_loss"] > 0 for step in expected[1:])
-    if command in (conversing, conversing_on):
+    if command in (conversing, conversing_on, asking):
         assert all(step["environment/calls"] > 0 for step in expected[1:])
     if command in (asynchronous, conversing_on):
         # Wherever it is killed, there are half-finished responses; conversations end sooner.

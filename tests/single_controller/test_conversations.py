@@ -116,7 +116,7 @@ def longer(row: Batch, new: int, version: int) -> Batch:
 class Environment:
     """In place of the pool: three messages, and then the end; ``seconds`` long at most."""
 
-    role, settles = "user", False
+    role, settles = "user", staticmethod(lambda record: False)
 
     def __init__(self, seconds: float = 0.0, turns: int = 4) -> None:
         self.seconds, self.turns = seconds, turns
@@ -185,7 +185,7 @@ def test_turns_are_limited(converse, options: dict[str, int], most: int):
 class Settling(Environment):
     """Gives its reward once, at the end of a conversation."""
 
-    settles = True
+    settles = staticmethod(lambda record: True)
 
     def answer(self, step: Step) -> Answer:
         if step.turn.ends:

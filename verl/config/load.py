@@ -231,7 +231,8 @@ class _Parser:
         if hint is Any:
             return value
         if kind in (UnionType, Union):  # X | None is a Union if X is a Literal
-            (inner,) = (part for part in parts if part is not NoneType)
+            kinds = [part for part in parts if part is not NoneType]  # one, or text and a mapping
+            inner = next((part for part in kinds if (get_origin(part) is dict) == isinstance(value, dict)), kinds[0])
             return None if value is None else self._convert(inner, value, path)
         if is_dataclass(hint):
             return self.build(hint, value, path)

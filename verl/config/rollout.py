@@ -17,6 +17,7 @@ from verl.config.checks import (
     within,
 )
 from verl.config.common import RepetitionPenalty, Temperature
+from verl.config.rewards import summands
 
 _INSIDE_WORKERS = "the engine runs inside the run's own workers"
 _SAMPLING = "the run's own options decide how responses are sampled and where they end"
@@ -164,9 +165,10 @@ class MultiTurnConfig(Group):
     enable: bool
     """Sample multi-turn responses, using ``tools``, veRL's tools or ``environment``. With conversations,
     ``data.max_response_length`` limits the whole conversation, including the environment's messages."""
-    environment: str | None
+    environment: str | dict[str, str] | None
     """Custom class, such as ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
-    done, reward)``, or null for the environment of ``tools``. The prompt describes the class's ``tools``, if any."""
+    done, reward)``, or null for the environment of ``tools``. The prompt describes the class's ``tools``, if any. Of
+    several classes, ``{game: my.py:Game, shell: my.py:Shell}``, the column ``environment`` of each record names one."""
     tools: list[str]
     """Python functions, such as ``[my.py:calculator]``, whose annotations and Google-style docstrings tell the model
     how to call them; ``async`` functions run concurrently. The model receives return values as text."""
@@ -190,6 +192,10 @@ class MultiTurnConfig(Group):
     reward: Literal["add", "only"]
     """How to use the sum of the environment's rewards over all turns. ``add`` adds the sum to the verifier's score.
     ``only`` uses the sum as the score, without a verifier; a conversation is correct if the sum is above 0."""
+    reward_functions: list[str]
+    """Reward functions with the parameter ``environments`` for classes with TRL's interface, such as ``[my.py:reached,
+    0.5*my.py:short]``. Each is called once, at the end of a conversation, in the process of its object; the weighted
+    sum is added to what ``get_reward`` returns."""
     num_workers: NotNegativeInt
     """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""
@@ -199,6 +205,11 @@ class MultiTurnConfig(Group):
     memory_limit_mb: PositiveInt
     """Memory limit per step in MiB, on top of the process's memory after imports. Steps that exceed it are stopped."""
     agent: AgentConfig
+
+    @property
+    def environments(self) -> dict[str, str]:
+        """Import paths of the custom environments by name. If there is only one class, its name is empty."""
+        return {"": self.environment} if isinstance(self.environment, str) else self.environment or {}
 
     @property
     def has_tools(self) -> bool:
@@ -221,6 +232,8 @@ class MultiTurnConfig(Group):
         if not self.enable:
             return
         tools = bool(self.names_tools)
+        fix = "are called with the objects of environments; set environment, or leave them out"
+        self.require(not self.reward_functions or self.environment is not None, "reward_functions", fix)
         if self.agent.enabled:
             others = self.names_tools or ("environment" if self.environment is not None else "")
             option = "agent.path" if self.agent.path is not None else "agent.command"
@@ -231,10 +244,16 @@ class MultiTurnConfig(Group):
         fix = f"an environment calls tools itself: list them in its class as tools, and leave out {self.names_tools}"
         self.require(not (tools and self.environment is not None), "environment", fix)
         self.require(not tools or self.reward == "add", "reward", "tools give no rewards; set it to add")
-        paths = {f"tools[{i}]": path for i, path in enumerate(self.tools)} | {"environment": self.environment}
+        named = isinstance(self.environment, dict)
+        fix = "every class needs a name, {game: my.py:Game, shell: my.py:Shell}"
+        self.require(not named or (len(self.environments) > 0 and "" not in self.environments), "environment", fix)
+        paths = {f"tools[{i}]": path for i, path in enumerate(self.tools)}
+        paths |= {f"environment.{name}".removesuffix("."): path for name, path in self.environments.items()}
         for field, path in paths.items():
-            if path is not None:
-                require_import_path(field, path)
+            require_import_path(field, path)
+        for i, entry in enumerate(self.reward_functions):
+            for _, path in summands(entry):
+                require_import_path(f"reward_functions[{i}]", path)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Dataset of prompts and its batch loaders."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,15 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.data import DataConfig, generated_set
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
-from verl.data.prompt_record import PromptRecord
+from verl.data.prompt_record import Begin, PromptRecord
 from verl.data.prompt_rows import PromptReader, read_extra_info
 from verl.data.reasoning_gym import generated_rows
 from verl.data.records import split_solution
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
 from verl.rewards.registry import custom_columns
 from verl.utils.user_code import load_class, user_code
-
-Begin = Callable[[list[PromptRecord]], list[PromptRecord]]
 
 UNSCORED = "environment"
 """Default data source of prompts whose responses are scored by an environment."""
@@ -39,7 +37,7 @@ class PromptDataset(Dataset[PromptRecord]):
         max_samples: number of prompts to use, or -1 for all. The prompts are chosen from all files with ``seed`` or, if
             ``data.shuffle=false``, are the first ones.
         scored: whether verifiers score the responses. In this case, rows need a data source and a ground truth.
-        begin: function that adds the first observations of environments to records, before these are tokenized.
+        begin: function that adds what environments say first, and their tools, to records before they are tokenized.
 
     Raises ``ConfigError`` if a file cannot be read or lacks a column; if no prompt is short enough; or if a row is
     malformed, does not fit ``data.template``, is too long, or cannot be scored. The message names the file and row.
@@ -63,7 +61,7 @@ class PromptDataset(Dataset[PromptRecord]):
         for (name, rows), numbers in zip(sources, selection, strict=True):
             before, places = len(reader.records), [f"{name}, row {number}" for number in numbers]
             records = [reader.read(rows[number], place) for number, place in zip(numbers, places, strict=True)]
-            for record, place in zip(begin(records) if begin is not None else records, places, strict=True):
+            for record, place in zip(begin(records, places) if begin is not None else records, places, strict=True):
                 reader.add(record, place)
             self.sizes.append(len(reader.records) - before)
         reader.check_any_left(files)

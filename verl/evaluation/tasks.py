@@ -42,11 +42,15 @@ from verl.rewards import check_ground_truth, use_custom_functions
 from verl.rollout.engines import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.environments.pool import beginning
+from verl.rollout.environments.tools import environment_name
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.display import RunDisplay
 from verl.run.session import RaySession
 from verl.run.tracker_backends import check_trackers
 from verl.utils.sandbox import require_sandbox
+
+OMITTED_IF_UNSET = ("function_tool_path", "reward_functions")
+"""Options of conversations that earlier versions did not have, so that their samples remain usable."""
 
 AGENT_PROMPT_TOKENS = 4096
 """Number of tokens that engines reserve for an agent's first messages."""
@@ -282,7 +286,8 @@ def observed_problems(benchmarks: Mapping[str, list[Problem]], options: MultiTur
         if begin is None:
             return found
         for name, problems in found.items():
-            records = begin([problem.record(number) for number, problem in enumerate(problems)])
+            records = [problem.record(number) for number, problem in enumerate(problems)]
+            records = begin(records, [problem.place for problem in problems])
             pairs = zip(problems, records, strict=True)
             found[name] = [replace(p, messages=record.messages, state=record.state) for p, record in pairs]
     return found
@@ -345,7 +350,7 @@ def _settings(
         if config.rollout.multi_turn.agent.enabled:
             turns["agent"] = {name: agent[name] for name in ("path", "command", "max_rows")}
             turns["agent"]["files"] = [digest([file.read_text(errors="replace")]) for _, file in code_files(agent)]
-        settings["multi_turn"] = {k: v for k, v in turns.items() if k != "function_tool_path" or v is not None}
+        settings["multi_turn"] = {k: v for k, v in turns.items() if v or k not in OMITTED_IF_UNSET}
     return settings
 
 
@@ -357,7 +362,8 @@ def _prompt(
     options: MultiTurnConfig,
 ) -> list[int]:
     try:
-        arguments = with_tools(target.chat_arguments, options)
+        name = environment_name(problem.extra_info, options)
+        arguments = with_tools(target.chat_arguments, options, name)
         if problem.messages and target.template != "chat":
             raise ConfigError(f"has several messages, which template={target.template!r} does not take; set chat")
         if problem.messages:

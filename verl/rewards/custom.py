@@ -148,6 +148,8 @@ def _called(path: str, arguments: Sequence[Any]) -> Any:
     further = {name: info[name] for name in further_parameters(path) if name in info} | {**keywords}
     if missing := [name for name in further_parameters(path) if parameters[name] and name not in further]:
         trl = " (as in TRL; here a function scores one response, solution_str)" if {*missing} & {*TRL_ARGUMENTS} else ""
+        if "environments" in missing:
+            trl = " (as in TRL; name such a function in rollout.multi_turn.reward_functions)"
         raise MissingColumns(
             f"takes {', '.join(missing)}{trl}, but besides {', '.join(ARGUMENTS)} the record has "
             f"{', '.join(map(str, info)) or 'no column'}{_location(load_function(path))}"

@@ -17,8 +17,8 @@ from verl.config.judge import JUDGE
 from verl.config.paths import SHIPPED
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig, summands
-from verl.data.prompt_record import PromptRecord
-from verl.data.prompts import Begin, PromptDataset, train_loader, val_batches
+from verl.data.prompt_record import Begin, PromptRecord
+from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.teacher_prompts import TeacherPrompts
 from verl.data.templates import check_template, find_template, render_untrusted, stop_strings
 from verl.method.calls import MethodCalls

@@ -20,10 +20,12 @@ pytestmark = pytest.mark.slow
 COMPACTS = """
 import json, urllib.request
 
+def post(url, **body):
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())) as reply:
+        return json.load(reply)["choices"][0]
+
 def ask(base_url, *messages):
-    body = json.dumps({"messages": messages}).encode()
-    with urllib.request.urlopen(urllib.request.Request(base_url + "/chat/completions", body)) as reply:
-        return json.load(reply)["choices"][0]["message"]
+    return post(base_url + "/chat/completions", messages=messages)["message"]
 
 def agent(record, base_url, api_key):
     first = record.messages[0]
@@ -32,6 +34,12 @@ def agent(record, base_url, api_key):
     ask(base_url, first, reply, again)
     ask(base_url, again)
     return 0.25
+
+def by_tokens(record, base_url, api_key):
+    text = f"<|user|>{record.messages[0]['content']}<|im_end|><|assistant|>"
+    first = post(base_url + "/completions", prompt=text)
+    tokens = [*first["prompt_token_ids"], *first["token_ids"], *first["prompt_token_ids"]]
+    post(base_url + "/completions", prompt=tokens, max_tokens=3)
 """
 
 
@@ -91,3 +99,11 @@ def test_further_histories_have_the_policys_logprobs(group, config, tokenizer, t
         assert difference[part.by_policy].max() < 1e-4
     again = sampled(group, config, tokenizer, path, 4)
     assert again.tokens.equal(batch.tokens) and again.further_rows == batch.further_rows
+    # The first turn of a completion is that of a chat with the same tokens, and exact tokens continue their row.
+    plain = sampled(group, config, tokenizer, f"{path.rpartition(':')[0]}:by_tokens", 4)
+    assert plain.further_rows == [[]] * 8 and plain.turns.tolist() == [2] * 8
+    firsts = [row["tokens"][: row["source"].index(0)] if 0 in row["source"] else row["tokens"] for row in rows]
+    for tokens, chat in zip(plain.response_tokens.split(plain.response_lengths.tolist()), firsts, strict=True):
+        assert tokens.tolist()[: len(chat)] == chat
+    difference = (scored(group, plain.columns("tokens", "source")).logprobs - plain.rollout_logprobs).abs()
+    assert difference[plain.by_policy].max() < 1e-4

@@ -14,6 +14,7 @@ import pytest
 
 from tests.kit import refused
 from verl.rollout.agents import endpoint as module
+from verl.rollout.agents.completions import text_completion
 from verl.rollout.agents.endpoint import Endpoint
 from verl.rollout.agents.protocol import ProtocolError, completion
 
@@ -88,6 +89,17 @@ def test_nothing_else_answers(server):
     for path in ("/v1/chat/completions", "/x/v1/chat/completions", f"/{key}x/v1/chat/completions", f"/{key}", "/"):
         assert post(f"{server.origin}{path}", BODY)[0] in (404, 405)
     assert server.events.empty()
+
+
+def test_completions_are_answered(server):
+    url = server.open([7])[7]
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(post, f"{url}/completions", {"prompt": [5, 6]})
+        event = server.events.get(timeout=20)
+        assert (event.session, event.request.prompt) == (7, [5, 6])
+        event.reply.set_result(text_completion("0", "7", "stop", [5, 6], [8], None))
+        assert waiting.result()[1]["choices"][0]["token_ids"] == [8]
+    assert post(f"{url}/completions", BODY)[0] == 400
 
 
 def test_models_and_streams_are_answered(server):

@@ -264,7 +264,7 @@ def test_turns_and_histories_of_a_session_are_limited(small_config, tiny_tokeniz
 def test_messages_that_are_too_long_are_refused_untokenized(game):
     with refused("...have more than 40 tokens", ProtocolError):
         game.turn({"role": "user", "content": "1" * 10_000_000})
-    with refused("...first messages have ... tokens; the run takes 40", ProtocolError):
+    with refused("...history begins with ... tokens; the run takes 40", ProtocolError):
         game.turn({"role": "user", "content": "1" * 60})
 
 

@@ -29,7 +29,7 @@ LENGTH = 150
 class Environment:
     """In place of the pool: answers at once, or late, with ``answers[turn]``; None ends the conversation."""
 
-    role, settles = "user", False
+    role, settles = "user", staticmethod(lambda record: False)
 
     def __init__(self, answers: Callable[[int], str | None], late: bool = False) -> None:
         self.answers, self.late = answers, late

@@ -296,7 +296,9 @@ def test_rows_reach_reset_and_slow_ones_end_the_run(environment, tmp_path: Path)
         records = PromptDataset([path], make_tiny_tokenizer(), config, scored=False, begin=begin).records
         assert [record.messages[0]["content"] for record in records] == ["Look.\n\n0", "Look.\n\n2"]
         assert json.loads(records[1].state)["row"]["target"] == 2 and json.loads(records[1].state)["seed"] == 5
-        with pytest.raises(ConfigError, match="the first observation of row 1: timeout; its limits are timeout_s=2 an"):
+        with pytest.raises(
+            ConfigError, match="observation of .*b.jsonl, row 1: timeout; its limits are timeout_s=2 an"
+        ):
             PromptDataset(
                 [jsonl(tmp_path / "b.jsonl", rows[0], rows[0] | {"target": 1})],
                 make_tiny_tokenizer(),

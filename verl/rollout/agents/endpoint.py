@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from verl.config.errors import ConfigError
+from verl.rollout.agents.completions import CompletionRequest, read_completion_request
 from verl.rollout.agents.protocol import MODEL, ChatRequest, ProtocolError, read_request, stream_events
 from verl.rollout.agents.responses import chat_body, response_body
 
@@ -37,7 +38,7 @@ class Asked:
     """Event that signals a session's request for a turn."""
 
     session: int
-    request: ChatRequest
+    request: ChatRequest | CompletionRequest
     reply: Future[dict[str, Any]]
     """Future for the completion or a ``ProtocolError``, which any thread may set once."""
 
@@ -63,7 +64,7 @@ Event = Asked | Began | Ended
 
 
 class Endpoint:
-    """Chat completions server for the open sessions.
+    """Server of chat and text completions for the open sessions.
 
     Raises:
         ConfigError: If the server cannot listen at ``address``, an IP address or host name.
@@ -128,6 +129,7 @@ class Endpoint:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
         app.router.add_post("/{key}/v1/chat/completions", self._chat)
         app.router.add_post("/{key}/v1/responses", self._response)
+        app.router.add_post("/{key}/v1/completions", self._completion)
         app.router.add_get("/{key}/v1/models", self._models)
         app.router.add_post("/{key}", self._report)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=30.0)
@@ -147,8 +149,8 @@ class Endpoint:
         self._session(request)
         return await _json(request)
 
-    async def _turn(self, session: int, asked: ChatRequest) -> dict[str, Any]:
-        """Wait for the turn that a session requests, and return it as a chat completion."""
+    async def _turn(self, session: int, asked: ChatRequest | CompletionRequest) -> dict[str, Any]:
+        """Wait for the turn that a session requests, and return the completion."""
         if self._pending[session] >= MAX_PENDING:
             raise ProtocolError(429, "too_many_requests", f"{MAX_PENDING} requests of this session are waiting")
         reply = Future[dict[str, Any]]()
@@ -164,6 +166,10 @@ class Endpoint:
     async def _response(self, request: web.Request) -> web.Response:
         asked = read_request(chat_body(await self._body(request)))
         return web.json_response(response_body(await self._turn(self._session(request), asked)))
+
+    async def _completion(self, request: web.Request) -> web.Response:
+        asked = read_completion_request(await self._body(request))
+        return web.json_response(await self._turn(self._session(request), asked))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         asked = read_request(await self._body(request))

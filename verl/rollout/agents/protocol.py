@@ -59,64 +59,82 @@ def read_request(body: Any) -> ChatRequest:
     Raises:
         ProtocolError: If the request is malformed, or requires a distribution that the trainer does not sample from.
     """
-    _expect(
+    expect(
         isinstance(body, dict) and not nests(body, DEEPEST), "the body", f"a JSON object of {DEEPEST} levels at most"
     )
     messages, tools = body.get("messages"), body.get("tools") or []
-    _expect(isinstance(messages, list) and messages, "messages", "a list of at least one message")
-    _expect(isinstance(tools, list), "tools", "a list")
+    expect(isinstance(messages, list) and messages, "messages", "a list of at least one message")
+    expect(isinstance(tools, list), "tools", "a list")
     for tool in tools:
         function: Any = tool.get("function") if isinstance(tool, dict) else None
         named = isinstance(function, dict) and isinstance(function.get("name"), str)
-        _expect(named, "tools", "functions with a name, {'type': 'function', 'function': {'name': ...}}")
+        expect(named, "tools", "functions with a name, {'type': 'function', 'function': {'name': ...}}")
         parameters = function.get("parameters") or {}
         described = isinstance(parameters, dict) and isinstance(parameters.get("properties") or {}, dict)
-        _expect(described, "tools", "parameters as a JSON schema, {'type': 'object', 'properties': {...}}")
-    if body.get("n") not in (None, 1):
-        raise _refused("n", "one completion a request; send the request again for another")
-    form = body.get("response_format")
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise _refused("response_format", "constrained decoding would sample another distribution than the policy's")
+        expect(described, "tools", "parameters as a JSON schema, {'type': 'object', 'properties': {...}}")
     if body.get("functions") or body.get("function_call"):
-        raise _refused("functions", "use tools")
+        raise refusal("functions", "use tools")
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
-        raise _refused("tool_choice", "a call that is forced is not the policy's own; use 'auto' or 'none'")
-    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
-    for limit in limits:
-        _expect(isinstance(limit, int) and not isinstance(limit, bool) and limit > 0, "max_tokens", "a positive number")
-    stop = body.get("stop") or []
-    stop = [stop] if isinstance(stop, str) else stop
-    _expect(isinstance(stop, list) and all(isinstance(s, str) and s for s in stop) and len(stop) <= 16, "stop", "texts")
+        raise refusal("tool_choice", "a call that is forced is not the policy's own; use 'auto' or 'none'")
+    max_tokens, stop = read_sampling(body)
     stream_options = body.get("stream_options")
     return ChatRequest(
         messages=[_message(message) for message in messages],
         tools=[] if choice == "none" else tools,
-        max_tokens=min(limits, default=None),
+        max_tokens=max_tokens,
         stop=stop,
         stream=body.get("stream") is True,
         include_usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
         logprobs=body.get("logprobs") is True,
-        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+        ignored=ignored_fields(body),
     )
 
 
-def _expect(condition: object, field: str, expected: str) -> None:
+def read_sampling(body: Mapping[str, Any]) -> tuple[int | None, list[str]]:
+    """Return the maximum number of tokens of a request's turn, if it has one, and its stop strings.
+
+    Raises:
+        ProtocolError: If one of them is malformed, or the request asks for several or for constrained completions.
+    """
+    for name in ("n", "best_of"):
+        if body.get(name) not in (None, 1):
+            raise refusal(name, "one completion a request; send the request again for another")
+    form = body.get("response_format")
+    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
+        raise refusal("response_format", "constrained decoding would sample another distribution than the policy's")
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
+    for limit in limits:
+        expect(isinstance(limit, int) and not isinstance(limit, bool) and limit > 0, "max_tokens", "a positive number")
+    stop = body.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    expect(isinstance(stop, list) and all(isinstance(s, str) and s for s in stop) and len(stop) <= 16, "stop", "texts")
+    return min(limits, default=None), stop
+
+
+def ignored_fields(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a request's fields that the run's sampling options override."""
+    return tuple(name for name in IGNORED if body.get(name) is not None)
+
+
+def expect(condition: object, field: str, expected: str) -> None:
+    """Raise ``ProtocolError`` unless ``condition`` holds."""
     if not condition:
         raise ProtocolError(400, "invalid_request", f"{field}: expected {expected}")
 
 
-def _refused(field: str, why: str) -> ProtocolError:
+def refusal(field: str, why: str) -> ProtocolError:
+    """Return the error for a field that a run cannot honour."""
     return ProtocolError(400, "unsupported", f"{field}: {why}")
 
 
 def _message(message: Any) -> Message:
-    _expect(isinstance(message, dict), "messages", "objects")
+    expect(isinstance(message, dict), "messages", "objects")
     role = message.get("role")
-    _expect(isinstance(role, str) and role, "messages", "a role in each")
+    expect(isinstance(role, str) and role, "messages", "a role in each")
     read: Message = {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
     if calls := message.get("tool_calls"):
-        _expect(isinstance(calls, list), "tool_calls", "a list")
+        expect(isinstance(calls, list), "tool_calls", "a list")
         read["tool_calls"] = [_call(call) for call in calls]
     # Keep the tool's name, which the template may show, but not call ids, which mean nothing to the policy.
     if isinstance(message.get("name"), str):
@@ -130,9 +148,9 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         for part in content:
             is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
-            _expect(is_text, "content", "text; the policy reads neither images nor sound")
+            expect(is_text, "content", "text; the policy reads neither images nor sound")
         content = "".join(part["text"] for part in content)
-    _expect(isinstance(content, str), "content", "text, or a list of parts of text")
+    expect(isinstance(content, str), "content", "text, or a list of parts of text")
     # Half of a surrogate pair, which JSON can write and tokenizers cannot encode, becomes a question mark.
     return str(content).encode(errors="replace").decode()
 
@@ -140,7 +158,7 @@ def _text(content: Any) -> str:
 def _call(call: Any) -> dict[str, Any]:
     function: Any = call.get("function") if isinstance(call, dict) else None
     named = isinstance(function, dict) and isinstance(function.get("name"), str)
-    _expect(named, "tool_calls", "functions with a name")
+    expect(named, "tool_calls", "functions with a name")
     arguments = read_arguments(function.get("arguments") or {})
     return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
 

@@ -2,7 +2,8 @@
 
 A session is an episode, and each of its requests is a turn. A request that extends one of the session's message
 histories continues it: the sampled tokens are kept, and the tokens of the new messages are appended. Any other request
-starts a new history, because the agent compacted its messages, dropped thoughts, or began another conversation.
+starts a new history, because the agent compacted its messages, dropped thoughts, or began another conversation. A
+request for a text completion continues the history whose tokens its prompt begins with.
 
 Legend: B sessions.
 """
@@ -16,11 +17,12 @@ from typing import Any
 
 import torch
 
-from verl.batch import Batch
+from verl.batch import POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.data.prompt_record import PromptRecord
 from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
+from verl.rollout.agents.completions import CompletionRequest, text_completion
 from verl.rollout.agents.endpoint import Asked, Ended, Event
 from verl.rollout.agents.pool import FIELD
 from verl.rollout.agents.protocol import (
@@ -29,6 +31,7 @@ from verl.rollout.agents.protocol import (
     ProtocolError,
     assistant_message,
     completion,
+    expect,
     same_message,
 )
 from verl.rollout.environments.conversations import (
@@ -64,9 +67,12 @@ class Row(Conversation):
     """Reason for starting this history (see docs/agents.md), or an empty string for the first history."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     history: list[Message] = field(default_factory=list)
-    """Messages encoded in the tokens, including messages written by the policy."""
+    """Messages encoded in the tokens, including messages written by the policy. Empty if the last request was a text
+    completion, because its tokens need not be messages."""
     asked: Asked | None = None
     """Request whose turn is being sampled, or None."""
+    begins: int = 0
+    """Number of the row's tokens before the turn that was requested last."""
     answered: int = -1
     """Index of this history's last turn among all turns of the session, or -1 before its first turn."""
 
@@ -306,23 +312,51 @@ class Sessions:
             raise ProtocolError(400, "turn_limit", f"rollout.multi_turn.max_assistant_turns={most}")
         if request.ignored:
             self.setup.note(f"note: agents set {', '.join(request.ignored)}; the run's own sampling options apply")
+        if isinstance(request, CompletionRequest):
+            place, history = self._continue_tokens(event, request), list[Message]()
+        else:
+            place, history = self._continue_messages(event, request), list(request.messages)
+        row = self._rows[place]
+        row.asked, row.history, row.begins = event, history, len(row.tokens)
+        self._sampling.add(place)
+
+    def _continue_messages(self, event: Asked, request: ChatRequest) -> int:
+        """Return the place of the row that ends with a request's messages, which is a further row if necessary."""
+        setup, session = self.setup, self._sessions[event.session]
         place, why = self._continued(session, request)
         try:
             if place is None:
-                place = self._new_row(event, why)
-            else:
-                self._extend(self._rows[place], request)
+                self._check_rows(session)
+                self._check_size(request.messages, setup.max_prompt_length)
+                prompt = render_chat(request.messages, setup.tokenizer, setup.arguments(request.tools))
+                return self._new_row(event.session, prompt, why, request.tools)
+            row = self._rows[place]
+            messages = request.messages[len(row.history) :]
+            self._check_size(messages, setup.max_response_length)
+            bridge = setup.bridges(row.tools).after(row.tokens[len(row.tokens) - row.open_tokens :], messages)
         except ConfigError as error:  # The template refuses the messages.
             raise ProtocolError(400, "invalid_request", str(error)) from error
+        self._extend(row, bridge)
+        return place
+
+    def _continue_tokens(self, event: Asked, request: CompletionRequest) -> int:
+        """Return the place of the row that ends with a request's tokens, which is a further row if necessary."""
+        session, tokens = self._sessions[event.session], self._tokens(request)
+        place, why = self._continued_by_tokens(session, tokens)
+        if place is None:
+            self._check_rows(session)
+            return self._new_row(event.session, tokens, why, [])
         row = self._rows[place]
-        row.asked, row.history = event, list(request.messages)
-        self._sampling.add(place)
+        self._extend(row, tokens[len(row.prompt_ids) + len(row.tokens) :])
+        return place
 
     def _continued(self, session: Session, request: ChatRequest) -> tuple[int | None, str]:
         """Return the place of the history that a request extends, or None and the reason for a new history."""
         best, why = -1, ""
         for place in reversed(session.rows):
             row, messages = self._rows[place], request.messages
+            if not row.history:
+                continue
             pairs = zip(row.history, messages, strict=False)
             common = next((i for i, pair in enumerate(pairs) if not same_message(*pair)), None)
             common = min(len(row.history), len(messages)) if common is None else common
@@ -339,26 +373,63 @@ class Sessions:
                 reason = "assistant" if row.history[common]["role"] == "assistant" else "edited"
             if common > best:
                 best, why = common, reason if common else "other"
-        return None, why
+        return None, why or ("other" if session.rows else "")
 
-    def _new_row(self, event: Asked, why: str) -> int:
-        session, request, setup = self._sessions[event.session], event.request, self.setup
+    def _continued_by_tokens(self, session: Session, tokens: Sequence[int]) -> tuple[int | None, str]:
+        """Like :meth:`_continued`, for the token ids of a prompt: return the longest row that they begin with."""
+        best, longest, found, why = -1, 0, None, ""
+        for place in session.rows:
+            row = self._rows[place]
+            known, start = [*row.prompt_ids, *row.tokens], len(row.prompt_ids)
+            pairs = enumerate(zip(known, tokens, strict=False))
+            common = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(known), len(tokens)))
+            if common == len(known) >= longest and place not in self._sampling:
+                longest, found = common, place
+            if common < best:
+                continue
+            if common == len(known):
+                reason = "parallel"
+            elif common == len(tokens):
+                reason = "repeated"
+            elif common < start:
+                reason = "other"
+            else:
+                reason = "assistant" if row.source[common - start] == POLICY else "edited"
+            best, why = common, reason
+        return found, why
+
+    def _tokens(self, request: CompletionRequest) -> list[int]:
+        """Return the token ids of a prompt. The tokenizer may add special tokens to a text, as to any text."""
+        setup, prompt = self.setup, request.prompt
+        most = setup.max_prompt_length + setup.max_response_length
+        if isinstance(prompt, str) and len(prompt) <= most * CHARS_PER_TOKEN:
+            prompt = list(setup.tokenizer(prompt.encode(errors="replace").decode()).input_ids)
+        if isinstance(prompt, str) or len(prompt) > most:
+            raise ProtocolError(400, "context_length_exceeded", f"the prompt has more than {most} tokens")
+        size = len(setup.tokenizer)
+        expect(prompt and max(prompt) < size, "prompt", f"at least one token, with ids below {size}")
+        return prompt
+
+    def _check_rows(self, session: Session) -> None:
+        """Raise ``ProtocolError`` if a session has no row left."""
+        setup = self.setup
         if len(session.rows) >= setup.options.agent.max_rows:
             limit = f"{FIELD}.max_rows={setup.options.agent.max_rows}"
             raise ProtocolError(400, "too_many_histories", f"{limit}: this request extends none of the session's rows")
-        self._check_size(request.messages, setup.max_prompt_length)
-        prompt = render_chat(request.messages, setup.tokenizer, setup.arguments(request.tools))
-        if len(prompt) > setup.max_prompt_length:
-            limit = f"the first messages have {len(prompt)} tokens; the run takes {setup.max_prompt_length}"
+
+    def _new_row(self, number: int, prompt: list[int], why: str, tools: list[dict[str, Any]]) -> int:
+        session, most = self._sessions[number], self.setup.max_prompt_length
+        if len(prompt) > most:
+            limit = f"the history begins with {len(prompt)} tokens; the run takes {most}"
             raise ProtocolError(400, "context_length_exceeded", limit)
-        row = Row(prompt, record=session.record, session=event.session, why=why, tools=request.tools)
-        place = event.session
+        row = Row(prompt, record=session.record, session=number, why=why, tools=tools)
+        place = number
         if session.rows:
             place, self._next = self._next, self._next + 1
             digest = int.from_bytes(hashlib.blake2b(str(prompt).encode(), digest_size=8).digest(), "big")
             row.branch = (digest, session.begun[digest])
             session.begun[digest] += 1
-        return self._open(event.session, place, row)
+        return self._open(number, place, row)
 
     def _open(self, number: int, place: int, row: Row) -> int:
         self._rows[place] = row
@@ -366,17 +437,14 @@ class Sessions:
         self._sampling.add(place)
         return place
 
-    def _extend(self, row: Row, request: ChatRequest) -> None:
-        """Append the tokens of the request's new messages to its history."""
-        setup = self.setup
-        messages = request.messages[len(row.history) :]
-        self._check_size(messages, setup.max_response_length)
-        bridge = setup.bridges(row.tools).after(row.tokens[len(row.tokens) - row.open_tokens :], messages)
-        if len(row.tokens) + len(bridge) >= setup.max_response_length:
+    def _extend(self, row: Row, tokens: Sequence[int]) -> None:
+        """Append a request's new tokens to its history."""
+        most = self.setup.max_response_length
+        if len(row.tokens) + len(tokens) >= most:
             row.truncated = True
-            limit = f"data.max_response_length={setup.max_response_length}"
+            limit = f"data.max_response_length={most}"
             raise ProtocolError(400, "context_length_exceeded", f"{limit} leaves no token for a further turn")
-        row.append_bridge(bridge)
+        row.append_bridge(tokens)
 
     def _check_size(self, messages: Sequence[Message], max_tokens: int) -> None:
         """Raise ``ProtocolError`` if messages are far too long to be tokenized."""
@@ -390,6 +458,15 @@ class Sessions:
         row.turns += 1
         session.turns += 1
         session.thinks_since = time.monotonic()
+        identity, finish_reason = f"{row.session}-{row.answered}", "length" if truncated else "stop"
+        prompt, tokens, logprobs = [*row.prompt_ids, *row.tokens[: row.begins]], row.tokens[row.begins :], None
+        if asked.request.logprobs and row.rollout_logprobs is not None:
+            pieces = token_pieces(tokens, setup.tokenizer)
+            logprobs = list(zip(pieces, row.rollout_logprobs[row.begins :], strict=True))
+        if isinstance(asked.request, CompletionRequest):
+            (text,) = decode_responses([tokens], setup.tokenizer, [*setup.stop_strings, *asked.request.stop])
+            asked.reply.set_result(text_completion(identity, text, finish_reason, prompt, tokens, logprobs))
+            return
         schemas = {tool["function"]["name"]: tool for tool in row.tools}
         turn = read_turn(row, calls, setup.tokenizer, [*setup.stop_strings, *asked.request.stop], schemas)
         if row.tools and calls["unsupported"]:
@@ -401,13 +478,8 @@ class Sessions:
         row.counts[MALFORMED] += int(bool(row.tools) and turn.malformed)
         whole = {"whole": decode_responses([turn.tokens], setup.tokenizer)[0]} if asked.request.stop else {}
         row.history.append(message | whole)
-        logprobs = None
-        if asked.request.logprobs and row.rollout_logprobs is not None:
-            values = row.rollout_logprobs[len(row.tokens) - len(turn.tokens) :]
-            logprobs = list(zip(token_pieces(turn.tokens, setup.tokenizer), values, strict=True))
-        sizes = (len(row.prompt_ids) + len(row.tokens) - len(turn.tokens), len(turn.tokens))
-        finish_reason = "length" if truncated else "stop"
-        asked.reply.set_result(completion(f"{row.session}-{row.answered}", message, finish_reason, sizes, logprobs))
+        sizes = (len(prompt), len(tokens))
+        asked.reply.set_result(completion(identity, message, finish_reason, sizes, logprobs))
 
 
 def _branched(stream: int, row: Row) -> int:

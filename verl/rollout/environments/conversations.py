@@ -27,8 +27,8 @@ from verl.data.templates import find_template
 from verl.rank.turns import expand_to_response
 from verl.rollout.agents.pool import load_agent
 from verl.rollout.environments.bridges import Bridges, ProgramBridges
-from verl.rollout.environments.pool import COUNTS, Answer, Step, load_environment, role_of
-from verl.rollout.environments.tools import Call, Turn, tool_schemas, with_types
+from verl.rollout.environments.pool import COUNTS, Answer, Step, load_environments, role_of
+from verl.rollout.environments.tools import Call, Turn, environment_name, tool_schemas, with_types
 from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests
@@ -77,15 +77,17 @@ class ConversationSetup:
     """Maximum sequence length of the engines, including the prompt."""
 
     def __post_init__(self) -> None:
-        schemas = [] if self.options.has_tools else tool_schemas(self.options)
-        self.schemas = {schema["function"]["name"]: schema for schema in schemas}
-        """Schemas of a custom environment's tools, by name."""
+        self.schemas = {
+            environment: {schema["function"]["name"]: schema for schema in tool_schemas(self.options, environment)}
+            for environment in self.options.environments
+        }
+        """Schemas of the custom environments' tools, by the names of environments and tools."""
         self.note = cache(self.say)
         """Function that prints a line unless the line has already been printed."""
         self._bridges: dict[str, Bridges | ProgramBridges] = {}
 
     def bridges(self, tools: Sequence[Mapping[str, Any]] = ()) -> Bridges | ProgramBridges:
-        """Return the bridges for conversations that use an agent's ``tools``."""
+        """Return the bridges for conversations that use the ``tools`` of an agent or a custom environment."""
         key = json.dumps(tools, sort_keys=True)
         if key not in self._bridges:
             if find_template(self.template).python:
@@ -94,8 +96,12 @@ class ConversationSetup:
                 self._bridges[key] = Bridges(self.tokenizer, self.arguments(tools), self.pool.role, ENABLED)
         return self._bridges[key]
 
+    def tools_of(self, record: PromptRecord) -> Mapping[str, Mapping[str, Any]]:
+        """Return the schemas of the tools of a record's custom environment, by name."""
+        return self.schemas.get(environment_name(record.extra_info, self.options), {})
+
     def arguments(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the chat template's arguments, including an agent's ``tools``."""
+        """Return the chat template's arguments, including these ``tools``."""
         return dict(self.chat_arguments) | ({"tools": list(tools)} if tools else {})
 
 
@@ -115,7 +121,7 @@ def check_conversations(
                 f"template={template!r}: has programs that are run while a response is sampled; set "
                 f"rollout.multi_turn.enable=true and rollout.multi_turn.environment={PROGRAMS}"
             )
-        load_environment(options)
+        load_environments(options)
         return
     if not options.enable:
         return
@@ -123,15 +129,20 @@ def check_conversations(
         raise ConfigError(f"template={template!r}: {ENABLED} needs the tokenizer's chat template; set it to chat")
     if options.agent.enabled:
         load_agent(options.agent)
-        role = "user"
+        roles = {"": "user"}
     else:
-        role = role_of(load_environment(options))
-    Bridges(tokenizer, with_tools(chat_arguments, options), role, ENABLED)
+        roles = {name: role_of(environment) for name, environment in load_environments(options).items()}
+    for name, role in roles.items():
+        Bridges(tokenizer, with_tools(chat_arguments, options, name), role, ENABLED)
 
 
-def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig) -> dict[str, Any]:
-    """Return the chat template's arguments, including the schemas of any tools."""
-    schemas = tool_schemas(options) if options.enable else []
+def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig, name: str = "") -> dict[str, Any]:
+    """Return the chat template's arguments, including the schemas of any tools.
+
+    Args:
+        name: Name of the environment, if the run has several. Without it, only tools of all conversations are included.
+    """
+    schemas = tool_schemas(options, name) if options.enable and name in (options.environments or [""]) else []
     return dict(chat_arguments) | ({"tools": schemas} if schemas else {})
 
 
@@ -234,12 +245,15 @@ class Conversations:
             conversation.truncated = truncated
             conversation.turns += 1
             conversation.counts[-1] += calls["prefilled"]
-            if not truncated:
-                turns[place] = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, setup.schemas)
-            elif setup.pool.settles:
-                turns[place] = THE_END
-            else:
+            if truncated and not setup.pool.settles(conversation.record):
                 self._over.append(place)
+                continue
+            schemas = setup.tools_of(conversation.record)
+            if truncated or not (schemas or setup.options.has_tools):
+                # The engine parses calls if any environment of the run has tools.
+                calls = {"calls": [], "malformed": False}
+            turn = read_turn(conversation, calls, setup.tokenizer, setup.stop_strings, schemas)
+            turns[place] = turn._replace(ends=truncated)
         self._ask(turns)
 
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
@@ -259,7 +273,7 @@ class Conversations:
                 place, turn = self._answering.pop(future)
                 if self._continues(self._all[place], turn, future.result()):
                     continued.append(place)
-                elif self.setup.pool.settles and not (future.result().done or turn.ends):
+                elif self.setup.pool.settles(self._all[place].record) and not (future.result().done or turn.ends):
                     self._ask({place: THE_END})
                 else:
                     self._over.append(place)
@@ -303,7 +317,8 @@ class Conversations:
         room = min(setup.max_response_length, setup.max_length - len(conversation.prompt_ids))
         most_chars = max(1, int(room)) * CHARS_PER_TOKEN
         messages = [message | {"content": message["content"][:most_chars]} for message in answer.messages]
-        bridge = setup.bridges().after(turn.tokens, messages)
+        tools = setup.tools_of(conversation.record)
+        bridge = setup.bridges(list(tools.values())).after(turn.tokens, messages)
         if len(conversation.tokens) + len(bridge) >= room:
             conversation.truncated = True
             return False

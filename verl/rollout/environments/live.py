@@ -14,7 +14,8 @@ import numpy as np
 
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.prompt_record import PromptRecord
+from verl.data.prompt_record import PromptRecord, with_observation
+from verl.rollout.environments.reward_functions import RewardFunctions, finite_reward, policy_message
 from verl.rollout.environments.tools import Call, ToolEnvironment, Turn, awaited, methods_as_tools, unreadable_call
 from verl.utils.user_code import user_code
 
@@ -37,16 +38,19 @@ class LiveEnvironment:
         self._live: dict[str, Live] = {}
         tools, _ = self._make()
         self.is_async = tools.is_async
-        self.gives_reward = callable(getattr(made, "get_reward", None))
+        self._scores_itself = callable(getattr(made, "get_reward", None))
+        self.functions = RewardFunctions(options.reward_functions)
+        self.gives_reward = self._scores_itself or len(self.functions) > 0
         if options.reward == "only" and not self.gives_reward:
-            raise ConfigError(f"{where}: has no get_reward() for rollout.multi_turn.reward=only; define it or set add")
+            fix = "define it, name rollout.multi_turn.reward_functions, or set add"
+            raise ConfigError(f"{where}: has no get_reward() for rollout.multi_turn.reward=only; {fix}")
 
     async def start(self, record: PromptRecord) -> dict[str, Any]:
         """Return the initial state, with the text returned by ``reset`` and an empty list of calls."""
         row = {**record.extra_info, "prompt": record.messages}
         seed = record.extra_info.get("seed", record.uid)
         _, text = await self._reset(seed, row)
-        return {"seed": seed, "row": row, "text": text, "calls": []}
+        return {"seed": seed, "row": row, "text": text, "calls": []} | ({"said": []} if len(self.functions) else {})
 
     def observe(self, state: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the text that ``reset`` returned as a message, or no message if it returned None."""
@@ -65,19 +69,34 @@ class LiveEnvironment:
             calls.append([call.name, call.arguments, messages[-1]["content"]])
         if turn.malformed:
             messages.append(unreadable_call())
+        state = {**state, "calls": calls}
+        if len(self.functions):
+            answers = [{key: message[key] for key in ("role", "name", "content")} for message in messages]
+            state["said"] = [*state["said"], *([policy_message(turn)] if turn.tokens else []), *answers]
         done, reward = turn.ends or not messages, None
         if done:
             messages = [{"role": "tool", "content": ""}]
-            if self.gives_reward:
-                with user_code(f"{self.where}: get_reward()"):
-                    reward = await awaited(live[1].get_reward())
+            reward = await self._reward(live[1], state)
         messages[0] |= {"differing": differing}
-        state = {**state, "calls": calls}
         if not done:
             self._live[json.dumps(state)] = live
         while len(self._live) > MOST_LIVE:
             self._live.pop(next(iter(self._live)))
         return state, messages, done, reward
+
+    async def _reward(self, made: Any, state: dict[str, Any]) -> float | None:
+        """Return what ``get_reward`` returns, plus the rewards of the reward functions if there are any."""
+        reward, row = None, state["row"]
+        seed_chance(state["seed"], "reward")
+        if self._scores_itself:
+            with user_code(f"{self.where}: get_reward()"):
+                reward = await awaited(made.get_reward())
+        if not len(self.functions):
+            return reward
+        prompt = with_observation(row["prompt"], self.observe(state))
+        columns = {name: value for name, value in row.items() if name != "prompt"}
+        where = f"{self.where}: get_reward()"
+        return finite_reward(reward, where) + await self.functions.reward(made, prompt, state["said"], columns)
 
     def _make(self) -> Live:
         with user_code(f"{self.where}: making it"):
@@ -86,6 +105,8 @@ class LiveEnvironment:
 
     async def _reset(self, seed: Any, row: dict[str, Any]) -> tuple[Live, str | None]:
         live = self._make()
+        if isinstance(self.options.environment, dict):  # Only reward functions get the column that chose, as in TRL.
+            row = {name: value for name, value in row.items() if name != "environment"}
         seed_chance(seed, "reset")
         with user_code(f"{self.where}: reset(**row)"):
             text = await awaited(live[1].reset(**row))

@@ -8,13 +8,13 @@ step. Messages have ``role`` and ``content``. A message with ``failed: True`` co
 import asyncio
 import inspect
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,16 +22,26 @@ from typing import Any, NamedTuple, Self
 
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.prompt_record import PromptRecord
+from verl.data.prompt_record import Begin, PromptRecord
 from verl.rollout.environments.live import LiveEnvironment
-from verl.rollout.environments.tools import ToolEnvironment, Turn, awaited, is_live, load_tools
+from verl.rollout.environments.reward_functions import FIELD as REWARD_FUNCTIONS
+from verl.rollout.environments.reward_functions import finite_reward
+from verl.rollout.environments.tools import ENVIRONMENT_FIELD as FIELD
+from verl.rollout.environments.tools import (
+    ToolEnvironment,
+    Turn,
+    awaited,
+    environment_name,
+    environment_option,
+    is_live,
+    load_tools,
+    tool_schemas,
+)
 from verl.utils.background import drain, start_loop
 from verl.utils.files import print_to
 from verl.utils.json_state import from_json, to_json
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, definition, load_code, user_code
-
-FIELD = "rollout.multi_turn.environment"
 
 COUNTS = ("calls", "malformed", "failures", "timeouts", "replay_differences", "prefilled_tokens")
 """Counters of a conversation: tool calls, turns with an invalid call, failed calls or steps, timeouts of calls or
@@ -71,17 +81,28 @@ class Answer(NamedTuple):
     """Amounts to add to the counters in :data:`COUNTS`."""
 
 
-def load_environment(options: MultiTurnConfig) -> Any:
-    """Load the environment selected by the options.
+def load_environments(options: MultiTurnConfig) -> dict[str, Any]:
+    """Load the environments selected by the options, by name. If there is only one, its name is empty.
+
+    Raises ``ConfigError`` as :func:`load_environment`.
+    """
+    return {name: load_environment(options, name) for name in options.environments or [""]}
+
+
+def load_environment(options: MultiTurnConfig, name: str = "") -> Any:
+    """Load the environment of this name.
 
     Raises:
         ConfigError: If the environment cannot be loaded or created, or lacks a method.
     """
     if options.environment is None:
         return ToolEnvironment(load_tools(options), options)
-    where, made = f"{FIELD}={options.environment!r}", load_code(options.environment, FIELD)
+    where, made = environment_option(options, name), load_code(options.environments[name], FIELD)
     if is_live(made):
         return LiveEnvironment(made, options, where)
+    if options.reward_functions:
+        fix = "have no object to score; let step return rewards, or write a class with reset as in TRL"
+        raise ConfigError(f"{REWARD_FUNCTIONS}={options.reward_functions}: conversations of {where} {fix}")
     with user_code(f"{where}: making it"):
         environment = made()
     for method, inputs in {"start": ["record"], "step": ["state", "turn"]}.items():
@@ -97,10 +118,10 @@ def role_of(environment: Any) -> str:
 
 
 @contextmanager
-def beginning(options: MultiTurnConfig) -> Iterator[Callable[[list[PromptRecord]], list[PromptRecord]] | None]:
-    """Yield :meth:`EnvironmentPool.begin`, or None if the configured environment has no ``observe`` method."""
+def beginning(options: MultiTurnConfig) -> Iterator[Begin | None]:
+    """Yield :meth:`EnvironmentPool.begin`, or None if the only configured environment has no ``observe`` method."""
     pool = EnvironmentPool(options) if options.enable and options.environment is not None else None
-    if pool is None or not pool.observes:
+    if pool is None or not (pool.observing or isinstance(options.environment, dict)):
         yield None
     else:
         with pool:
@@ -121,11 +142,12 @@ class EnvironmentPool(KillablePool):
             ConfigError: See :func:`load_environment`.
         """
         self.options = options
-        environment = load_environment(options)
-        self.role, self.observes = role_of(environment), callable(getattr(environment, "observe", None))
-        self.is_async = is_async(environment)
-        self.settles = isinstance(environment, LiveEnvironment) and environment.gives_reward
-        """Whether the environment computes a single reward, at the end of the conversation."""
+        self.environments = load_environments(options)
+        self.role = role_of(next(iter(self.environments.values())))
+        """Role of the messages of the first environment. Roles of others are checked in :func:`check_conversations`."""
+        self.observing = {n for n, made in self.environments.items() if callable(getattr(made, "observe", None))}
+        """Names of the environments that have a first observation."""
+        self.is_async = any(is_async(environment) for environment in self.environments.values())
         self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
         """Steps that have not been sent to a process yet."""
         super().__init__(
@@ -159,25 +181,58 @@ class EnvironmentPool(KillablePool):
         self.submit(self._converse if self.is_async else self._answer_new)
         return futures
 
-    def begin(self, records: list[PromptRecord]) -> list[PromptRecord]:
+    def settles(self, record: PromptRecord) -> bool:
+        """Return whether the record's environment computes a single reward, at the end of the conversation."""
+        environment = self._environment_of(record)
+        return isinstance(environment, LiveEnvironment) and environment.gives_reward
+
+    def _environment_of(self, record: PromptRecord) -> Any:
+        return self.environments[environment_name(record.extra_info, self.options)]
+
+    def begin(self, records: list[PromptRecord], places: Sequence[str]) -> list[PromptRecord]:
         """Return the records, each with the initial state and first observation of its environment.
 
+        If the run has several environments, each record also gets the tools of its own.
+
+        Args:
+            places: Names of the records in messages.
+
         Raises:
-            ConfigError: If an environment raises an exception, exceeds a limit or returns malformed messages.
+            ConfigError: If an environment raises an exception, exceeds a limit or returns malformed messages, or if a
+                record names no environment or lacks a column that a reward function needs.
         """
-        begun = []
-        for record, outcome in zip(
-            records, self.submit(self.run, partial(_begin, begin=first_observation), records).result(), strict=True
-        ):
+        begun = [self._checked(record, place) for record, place in zip(records, places, strict=True)]
+        chosen = [environment_name(record.extra_info, self.options) for record in begun]
+        shown = [i for i, name in enumerate(chosen) if name in self.observing]
+        inputs = [begun[i] for i in shown]
+        outcomes = self.submit(self.run, partial(_begin, begin=first_observation), inputs).result()
+        for i, outcome in zip(shown, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 reason = failure_reason(outcome)
                 if reason is None:
                     raise outcome
                 limits = f"timeout_s={self.options.timeout_s:g} and memory_limit_mb={self.options.memory_limit_mb}"
-                where = f"{FIELD}={self.options.environment!r}: the first observation of row {record.uid}"
+                where = f"{environment_option(self.options, chosen[i])}: the first observation of {places[i]}"
                 raise ConfigError(f"{where}: {reason}; its limits are {limits}")
-            begun.append(record.observing(*outcome))
+            begun[i] = begun[i].observing(*outcome)
         return begun
+
+    def _checked(self, record: PromptRecord, place: str) -> PromptRecord:
+        """Return the record with its tools. Raise ``ConfigError`` if it has no environment or lacks a column."""
+        if isinstance(self.options.environment, dict):
+            name = record.extra_info.get("environment")
+            if name not in list(self.environments):
+                names = ", ".join(self.environments)
+                raise ConfigError(f"{place}: environment={name!r:.80}: must be one of {names}, the names in {FIELD}")
+            record = replace(record, tools=record.tools or self._schemas[name])
+        environment = self._environment_of(record)
+        if isinstance(environment, LiveEnvironment):
+            environment.functions.check_columns(record.extra_info, place)
+        return record
+
+    @cached_property
+    def _schemas(self) -> dict[str, list[dict[str, Any]]]:
+        return {name: tool_schemas(self.options, name) for name in self.environments}
 
     def _answer_new(self) -> None:
         """Run all steps in the queue and store the replies in their futures."""
@@ -271,27 +326,32 @@ def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
 
 # --- In the processes ---
 
-_ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
+_ENVIRONMENTS: list[tuple[dict[str, Any], MultiTurnConfig]] = []
+"""The environments by name, and the options."""
 
 
 def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
     if log is not None:
         # Otherwise, the output of tools would be mixed with the run's progress lines.
         print_to(log, 1)
-    _ENVIRONMENT[:] = [(load_environment(options), options)]
+    _ENVIRONMENTS[:] = [(load_environments(options), options)]
+
+
+def _of(record: PromptRecord) -> Any:
+    """Return the environment of a record."""
+    ((environments, options),) = _ENVIRONMENTS
+    return environments[environment_name(record.extra_info, options)]
 
 
 def _take_steps(steps: list[Step]) -> list[Answer]:
-    ((environment, options),) = _ENVIRONMENT
-
     async def answers() -> list[Answer]:
-        return list(await asyncio.gather(*(_guarded(environment, step, options) for step in steps)))
+        return list(await asyncio.gather(*map(_guarded, steps)))
 
     return asyncio.run(answers())
 
 
 def _begin(record: PromptRecord, begin: Callable[[Any, PromptRecord], Any]) -> Any:
-    return asyncio.run(begin(_ENVIRONMENT[0][0], record))
+    return asyncio.run(begin(_of(record), record))
 
 
 _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
@@ -301,14 +361,15 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
     """Start steps in the event loop thread of this process, and return available replies with their step numbers."""
     if not _LOOP:
         _LOOP[:] = [(start_loop(), SimpleQueue())]
-    ((environment, options),), ((loop, done),) = _ENVIRONMENT, _LOOP
+    ((loop, done),) = _LOOP
     for number, step in new.items():
-        future = asyncio.run_coroutine_threadsafe(_guarded(environment, step, options), loop)
+        future = asyncio.run_coroutine_threadsafe(_guarded(step), loop)
         future.add_done_callback(partial(lambda number, future: done.put((number, future)), number))
     return [(number, future.exception() or future.result()) for number, future in drain(done, EXCHANGE_S)]
 
 
-async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
+async def _guarded(step: Step) -> Answer:
+    environment, ((_, options),) = _of(step.record), _ENVIRONMENTS
     # Tool calls have separate time limits. Synchronous steps that take too long are killed with their process.
     limited = is_async(environment) and not isinstance(environment, ToolEnvironment)
     seconds = options.timeout_s if limited else None
@@ -374,7 +435,7 @@ async def take_step(environment: Any, step: Step) -> Answer:
     failures = sum(message.get("failed") is True for message in checked) - timeouts
     differing = sum(message.get("differing", 0) for message in checked if isinstance(environment, LiveEnvironment))
     counts = (len(step.turn.calls), int(step.turn.malformed), failures, timeouts, differing, 0)
-    return Answer(_saved(state, where), checked, _flag(done, where), _number(reward, where), counts)
+    return Answer(_saved(state, where), checked, _flag(done, where), finite_reward(reward, where), counts)
 
 
 def scorer(environment: Any) -> str:
@@ -390,16 +451,6 @@ def _flag(done: Any, where: str) -> bool:
         return bool(done)
     except Exception as error:  # arrays have no truth value
         raise ConfigError(f"{where} returned done={done!r:.80}; expected true or false") from error
-
-
-def _number(reward: Any, where: str) -> float:
-    try:
-        value = 0.0 if reward is None else float(reward)
-    except Exception:  # objects raise various exceptions
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"{where} returned the reward {reward!r:.80}; expected None or a finite number")
-    return value
 
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from verl.rollout.environments.verl_tools import (
 from verl.utils.user_code import described, load_code, user_code
 
 FIELD = "rollout.multi_turn.tools"
+ENVIRONMENT_FIELD = "rollout.multi_turn.environment"
 
 MAX_NAME_CHARS = 64
 """Maximum length of a tool's name in a message, as in OpenAI's API."""
@@ -115,16 +116,29 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
     return by_name
 
 
-def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
+def environment_name(columns: Mapping[str, Any], options: MultiTurnConfig) -> str:
+    """Return the name of a record's environment, given its ``extra_info``. The name of a run's only one is empty."""
+    return str(columns["environment"]) if options.enable and isinstance(options.environment, dict) else ""
+
+
+def environment_option(options: MultiTurnConfig, name: str) -> str:
+    """Return the option that names an environment, with its value, for messages."""
+    return f"{ENVIRONMENT_FIELD}{name and '.'}{name}={options.environments[name]!r}"
+
+
+def tool_schemas(options: MultiTurnConfig, name: str = "") -> list[dict[str, Any]]:
     """Return the schemas of the tools in the prompt. Custom environments list tools in their ``tools`` attribute.
+
+    Args:
+        name: Name of the environment, if the run has several.
 
     Raises:
         ConfigError: If the tools or the environment cannot be loaded, or an entry is neither a function nor a schema.
     """
     if options.environment is None:
         return [tool.schema for tool in load_tools(options).values()] if options.enable else []
-    where = f"rollout.multi_turn.environment={options.environment!r}: its tools"
-    made = load_code(options.environment, "rollout.multi_turn.environment")
+    where = f"{environment_option(options, name)}: its tools"
+    made = load_code(options.environments[name], ENVIRONMENT_FIELD)
     if is_live(made):
         with user_code(where):
             return [tool.schema for tool in methods_as_tools(made(), where).values()]

@@ -43,7 +43,7 @@ class Turns:
         self.max_turns, self.device = options.max_assistant_turns, device
         self.reader, self.unsupported = None, ""
         try:
-            if options.has_tools or tool_schemas(options):
+            if options.has_tools or any(tool_schemas(options, name) for name in options.environments):
                 self.reader = ToolCallReader(options.format, tokenizer, end_tokens)
         except ConfigError as error:
             if not options.agent.enabled:
