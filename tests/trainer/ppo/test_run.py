@@ -174,11 +174,11 @@ def test_other_models_need_the_vocabulary_of_the_policy(start, refused, tiny_mod
         start("algorithm=gae", f"critic.model.path={tmp_path}")
     with refused("teacher.by_source[arithmetic].path='TMP': reads the policy's token numbers, but 2 of these 262..."):
         start(f'teacher.by_source=["arithmetic={tmp_path}"]')
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
-    edit_json(tmp_path / "config.json", num_hidden_layers=1, layer_types=["full_attention"])
+    shallow = Path(shutil.copytree(tiny_model, tmp_path / "shallow"))
+    edit_json(shallow / "config.json", num_hidden_layers=1, layer_types=["full_attention"])
     with refused("calculator.layers=[-3, -1]: teacher.by_source[arithmetic] has 1 layers, from -1 to 0"):
         options = ["teacher.rank_metrics=true", "calculator.layers=[-3,-1]"]
-        start(f'teacher.by_source=["arithmetic={tmp_path}"]', *options)
+        start(f'teacher.by_source=["arithmetic={shallow}"]', *options)
 
 
 @pytest.fixture
