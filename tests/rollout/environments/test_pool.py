@@ -13,13 +13,14 @@ from tests.conftest import ROOT, shipped_config
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
+from verl.rollout.environments import pool
 from verl.rollout.environments.conversations import with_tools
 from verl.rollout.environments.pool import (
     Answer,
     EnvironmentPool,
     Step,
-    _guarded,
     load_environment,
+    load_environments,
     take_step,
 )
 from verl.rollout.environments.tools import Call, Turn, shortened, tool_schemas
@@ -274,11 +275,12 @@ def test_step_gets_the_state_of_a_checkpoint(file: Path):
     assert contents(first) == contents(second) == ["[1, 2]"]
 
 
-def test_calls_of_one_turn_wait_together(file: Path):
-    environment = load_environment(options(file, "wait", timeout_s=1.0, max_parallel_calls=4))
+def test_calls_of_one_turn_wait_together(file: Path, monkeypatch: pytest.MonkeyPatch):
+    together = options(file, "wait", timeout_s=1.0, max_parallel_calls=4)
+    monkeypatch.setattr(pool, "_ENVIRONMENTS", [(load_environments(together), together)])
     started = time.monotonic()
     calls = [Call("wait", {"seconds": seconds}) for seconds in (0.7, 0.7, 0.7, 60.0)]
-    answer = asyncio.run(_guarded(environment, asking(*calls), environment.options))
+    answer = asyncio.run(pool._guarded(asking(*calls)))
     assert contents(answer) == ["done"] * 3 + ["Error: no answer within 1 s"]
     assert answer.counts == (4, 0, 0, 1, 0, 0) and time.monotonic() - started < 2.0
 
