@@ -70,10 +70,10 @@ def test_every_row_of_a_group_is_in_one_share_once(groups: list[int], shares: in
 def test_neighbours_share_what_copies_says(workers):
     batch = batch_of([1, 2, 3, 4])
     for copies, ranks in ((1, [0, 1, 2, 3]), (2, [0, 0, 2, 2])):
-        found = Batch.join(workers.run_split("note_rank", batch, copies=copies))
+        found = Batch.join(workers.run_split("note_rank", batch, ranks_per_share=copies))
         assert (found.first_token.tolist(), found.rank.tolist()) == ([0, 1, 2, 3], ranks)
     with pytest.raises(ValueError, match="note_rank: a batch of 1 cannot be split over 2 workers"):
-        workers.run_split("note_rank", batch[:1], copies=2)
+        workers.run_split("note_rank", batch[:1], ranks_per_share=2)
 
 
 @pytest.mark.parametrize("balance", [False, True])

@@ -25,8 +25,8 @@ class CountingWorkers:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
 
-    def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
-        shares = list(batch.split(len(batch) // (self.world_size // copies)))
+    def run_split(self, method: str, batch: Batch, *arguments: Any, ranks_per_share: int = 1) -> list[Any]:
+        shares = list(batch.split(len(batch) // (self.world_size // ranks_per_share)))
         self.calls.append((method, [len(share) for share in shares]))
         return [self.answer(method, share) for share in shares]
 

@@ -129,8 +129,10 @@ def generate_missing(
             for task, problem, _ in samples
         ]
         talks = begin_conversations(conversations, records)
-    copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
-    Generation(workers, copies, requests, on_cpu, store, conversations=talks, steps_per_call=STEPS_PER_CALL).run()
+    ranks_per_engine, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
+    Generation(
+        workers, ranks_per_engine, requests, on_cpu, store, conversations=talks, steps_per_call=STEPS_PER_CALL
+    ).run()
 
 
 def environment_figures(part: Batch) -> list[dict[str, float]]:

@@ -29,7 +29,7 @@ class EngineCalls:
     workers: WorkerGroup
     method: str
     """Name of the worker method to call."""
-    copies: int
+    ranks_per_engine: int
     """Number of consecutive workers per engine. All are called, but only the result of the first worker is used."""
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class EngineCalls:
     def send(self, engine: int, *arguments: Any) -> None:
         """Send a call to ``engine``, which must be idle."""
         assert engine not in self._calls, f"engine {engine} is busy"
-        ranks = self._ranks[engine * self.copies : (engine + 1) * self.copies]
+        ranks = self._ranks[engine * self.ranks_per_engine : (engine + 1) * self.ranks_per_engine]
         self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class EngineCalls:
         """
         engines = {call: engine for engine, calls in self._calls.items() for call in calls}
         ranks = {
-            call: self._ranks[engine * self.copies + copy]
+            call: self._ranks[engine * self.ranks_per_engine + copy]
             for engine, calls in self._calls.items()
             for copy, call in enumerate(calls)
             if call not in self._results
@@ -73,7 +73,7 @@ class EngineCalls:
                 if not from_all and self._has_replied(engines[call]):
                     break
         except MachineError as error:
-            engine = self._ranks.index(self.workers.leave_out(error)) // self.copies
+            engine = self._ranks.index(self.workers.leave_out(error)) // self.ranks_per_engine
             # There is no pending call if the lost engine was idle.
             self._calls.pop(engine, None)
             replied.append((engine, None))
@@ -88,7 +88,7 @@ class EngineCalls:
 
 def generate_responses(
     workers: WorkerGroup,
-    copies: int,
+    ranks_per_engine: int,
     records: Sequence[PromptRecord],
     sampling: SamplingConfig,
     seed: int,
@@ -104,7 +104,7 @@ def generate_responses(
     Raises ``WorkerError`` if a worker raises an exception or dies.
 
     Args:
-        workers, copies, deterministic, on_finished, version: See :class:`Generation`.
+        workers, ranks_per_engine, deterministic, on_finished, version: See :class:`Generation`.
         settings: ``overrides`` and ``temperatures`` of :class:`ResponseRequests`.
         conversations: Setup of multi-turn conversations, or None if each response has a single turn.
 
@@ -132,7 +132,7 @@ def generate_responses(
         on_finished(part)
 
     started = None if conversations is None else begin_conversations(conversations, prompts)
-    engines = (workers, copies, requests, deterministic, take)
+    engines = (workers, ranks_per_engine, requests, deterministic, take)
     _, metrics = Generation(*engines, conversations=started, version=version).run()
     batch = Batch.join(parts)
     assert batch.request.sort().values.equal(torch.arange(len(prompts))), "each response is sampled once"
@@ -149,7 +149,7 @@ class Generation:
 
     workers: WorkerGroup
     """Workers that contain an engine, such as :class:`verl.workers.hybrid.HybridWorker`."""
-    copies: int
+    ranks_per_engine: int
     """Number of consecutive workers that form one engine."""
     requests: ResponseRequests
     deterministic: bool
@@ -178,7 +178,7 @@ class Generation:
                 )
         num_first = len(self.requests.rows) if self.conversations is None else self.conversations.num_first
         self.queue = RequestQueue(num_first, engines)
-        self.calls = EngineCalls(self.workers, "rollout.advance", self.copies)
+        self.calls = EngineCalls(self.workers, "rollout.advance", self.ranks_per_engine)
         self.ended: list[int] = []
         """Indices of finished responses, in order of completion."""
 
@@ -225,7 +225,7 @@ class Generation:
 
     def _call_all(self, method: str) -> list[Any]:
         """Call ``method`` on all engines and return one result per engine."""
-        return self.workers.run_living(method)[:: self.copies]
+        return self.workers.run_living(method)[:: self.ranks_per_engine]
 
     def _send(self, engine: int, places: Sequence[int]) -> None:
         conversations = self.conversations

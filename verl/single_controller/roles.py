@@ -104,7 +104,7 @@ class ModelWorkers:
     """Handle for one role of a worker group, such as policy or critic."""
 
     workers: WorkerGroup
-    copies: int = 1
+    ranks_per_share: int = 1
     """Number of consecutive workers that process a share together. See :meth:`WorkerGroup.run_split`."""
     balance: bool = False
     """Whether to balance the number of tokens per worker, not only the number of samples."""
@@ -118,7 +118,7 @@ class ModelWorkers:
         padded to the same size with copies of the shortest sample. The results of these copies are discarded.
         """
         order, _ = self._shares(batch)
-        results = self.workers.run_split(method, batch[order], copies=self.copies)
+        results = self.workers.run_split(method, batch[order], ranks_per_share=self.ranks_per_share)
         return Batch.join(results)[inverse(order)]
 
     def run_update(self, method: str, batch: Batch, *arguments: Any) -> dict[str, float]:
@@ -127,13 +127,15 @@ class ModelWorkers:
         All workers report the same metrics. Shares are padded as in :meth:`map_rows`, with copies masked in the loss.
         """
         rows, _ = self._to_learn(batch)
-        metrics: dict[str, float] = self.workers.run_split(method, rows, *arguments, copies=self.copies)[0]
+        metrics: dict[str, float] = self.workers.run_split(
+            method, rows, *arguments, ranks_per_share=self.ranks_per_share
+        )[0]
         return metrics
 
     def run_scoring_update(self, method: str, batch: Batch, *arguments: Any) -> tuple[dict[str, float], Batch]:
         """Like :meth:`run_update`, but also return the episodes from ``method``, in the order of ``batch``."""
         rows, order = self._to_learn(batch)
-        results = self.workers.run_split(method, rows, *arguments, copies=self.copies)
+        results = self.workers.run_split(method, rows, *arguments, ranks_per_share=self.ranks_per_share)
         return results[0][0], Batch.join([scored for _, scored in results])[inverse(order)]
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
@@ -143,7 +145,7 @@ class ModelWorkers:
 
     @property
     def _num_shares(self) -> int:
-        return self.workers.world_size // self.copies
+        return self.workers.world_size // self.ranks_per_share
 
     def _shares(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the indices of samples in the order of the shares, and a bool mask that marks copies.
@@ -202,8 +204,8 @@ class PolicyWorkers(ModelWorkers):
             pool: Pool of :class:`verl.workers.rollout.RolloutWorker` engines, or None if they are in ``workers``.
             conversations: Setup of multi-turn conversations, or None if each response has a single turn.
         """
-        copies, balance = config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz
-        super().__init__(workers, copies, balance, config.model.shares_prompts)
+        ranks_per_share, balance = config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz
+        super().__init__(workers, ranks_per_share, balance, config.model.shares_prompts)
         self.config = config
         self.whole_groups = whole_groups
         self.pool = pool

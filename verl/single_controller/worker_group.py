@@ -214,23 +214,23 @@ class WorkerGroup:
         """
         raise error
 
-    def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
+    def run_split(self, method: str, batch: Batch, *arguments: Any, ranks_per_share: int = 1) -> list[Any]:
         """Like :meth:`run`, but pass each worker one contiguous share of ``batch``, in rank order.
 
         The sizes of shares differ by at most one. A batch with fewer samples than shares raises ``ValueError``, because
-        idle ranks would hang the others. ``copies`` consecutive workers process the same share, which is stored only
-        once, and only the first of them returns its result.
+        idle ranks would hang the others. ``ranks_per_share`` consecutive workers process the same share, which is
+        stored only once, and only the first of them returns its result.
         """
-        size, num_shares = len(batch), self.world_size // copies
+        size, num_shares = len(batch), self.world_size // ranks_per_share
         if size < num_shares:
             raise ValueError(f"{method}: a batch of {size} cannot be split over {num_shares} workers")
         bounds = [size * share // num_shares for share in range(num_shares + 1)]
         shares = [ray.put(batch[start:stop]) for start, stop in pairwise(bounds)]
         calls = [
-            worker.call.remote(method, arguments, shares[rank // copies], sends=rank % copies == 0)
+            worker.call.remote(method, arguments, shares[rank // ranks_per_share], sends=rank % ranks_per_share == 0)
             for rank, worker in enumerate(self._workers)
         ]
-        return self._gather(calls, method)[::copies]
+        return self._gather(calls, method)[::ranks_per_share]
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
         """Start a call to one worker, for use by :class:`verl.single_controller.generation.EngineCalls`."""

@@ -35,7 +35,7 @@ class ScriptedWorkers:
     def run(self, method):
         assert method == "finish_generation"
 
-    def run_split(self, method, batch, *arguments, copies=1):
+    def run_split(self, method, batch, *arguments, ranks_per_share=1):
         assert method == "reward_model.compute_scores"
         return [batch.columns().fill(scores=torch.arange(len(batch)).float())]
 

@@ -82,12 +82,12 @@ class RayPPOTrainer(Trainer):
         self.loss = setup.loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
-        layout = (policy.copies, policy.balance, policy.whole_prompts)
+        layout = (policy.ranks_per_share, policy.balance, policy.whole_prompts)
         self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
         self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
         self.teacher_prompts, self.teacher_servers = setup.teacher_prompts, setup.teacher_servers
-        copies = critic.model.ulysses_sequence_parallel_size
-        self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
+        ranks_per_share = critic.model.ulysses_sequence_parallel_size
+        self.critic = ModelWorkers(workers, ranks_per_share, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
