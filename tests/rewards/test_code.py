@@ -121,7 +121,8 @@ class Tree:
         (CALLS, "def append(items, item): return [3, 2]", 0.5),
     ],
 )
-def test_shares(sandbox, truth: Any, program: str, share: float):
+def test_shares(sandbox, monkeypatch: pytest.MonkeyPatch, truth: Any, program: str, share: float):
+    monkeypatch.setattr("verl.rewards.code.SECONDS", 60)  # on a busy machine, importing numpy takes long
     check_ground_truth("code", truth)
     verdict = Job(find_scorer("code"), "code", fenced(program), truth).verdict()
     assert verdict.correct is (share == 1)
