@@ -15,6 +15,7 @@ from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.data.conversations import conversation_batch
+from verl.models.micro_batches import scored_by_teachers
 from verl.models.offload import full_tensor
 from verl.models.policy import Policy
 from verl.models.sequence_parallel import sequence_group
@@ -22,7 +23,7 @@ from verl.models.tokenizer import load_tokenizer
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.sft import SFTWorker
-from verl.workers.teacher import MovingAverage, load_teachers, scored_by_teachers
+from verl.workers.teacher import MovingAverage, load_teachers
 
 Learned = tuple[dict[str, float], dict[str, Tensor]]
 """Metrics and gradients of an update."""
@@ -136,7 +137,9 @@ def learn_from_teacher(
     if "teacher" in mine and read is not mine:
         read.fill(teacher=mine.teacher)
     if "teacher_logprobs" not in mine:
-        mine.fill(teacher_logprobs=scored_by_teachers(teachers, read, Policy.compute_logprobs).logprobs)
+        mine.fill(
+            teacher_logprobs=scored_by_teachers(read, lambda i, part: teachers[i].compute_logprobs(part)).logprobs
+        )
     metrics, gradients = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
     return mine.teacher_logprobs, metrics, gradients
 

@@ -1,6 +1,5 @@
 """Digests of a run's inputs, such as data, tokenizer and code, to detect changes when the run resumes."""
 
-import hashlib
 import importlib.util
 import json
 import shlex
@@ -20,6 +19,7 @@ from verl.config.sft import SFTConfig
 from verl.data.prompts import PromptDataset
 from verl.models.hub import model_digest
 from verl.rollout.environments.verl_tools import listed_tools, tool_import_path
+from verl.utils.json_state import digest
 
 HERE = Path(__file__).parents[1]
 
@@ -76,15 +76,6 @@ def data_by_file(dataset: PromptDataset) -> dict[str, list[Any]]:
         ]
         for i, (start, end) in enumerate(parts)
     }
-
-
-def digest(values: Iterable[Any]) -> str:
-    """Return an order-dependent digest of JSON values. Values of other types are converted with ``str``."""
-    total = hashlib.blake2b(digest_size=16)
-    for value in values:
-        total.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass"))
-        total.update(b"\n")
-    return total.hexdigest()
 
 
 def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:

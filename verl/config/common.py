@@ -250,7 +250,7 @@ class RunConfig(MachineOptions):
     resume_from_path: str | None
     """Checkpoint folder, ``.../global_step_N``, of this or another run; used with ``resume_mode=path``."""
     resume_changed: Literal["refuse", "warn"]
-    """How to handle changes to the training data, tokenizer, verifiers, reward functions, environments or tools since
+    """Handling of changes to the training data, tokenizer, verifiers, reward functions, environments or tools since
     the checkpoint was written. ``refuse`` ends the run and lists the changes; ``warn`` continues."""
     max_ckpt_to_keep: NotNegativeInt
     """Number of recent checkpoints to keep in addition to the best checkpoint. Older checkpoints are removed once a new

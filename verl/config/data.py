@@ -175,7 +175,7 @@ class DataConfig(Group):
     max_response_length: PositiveInt
     """Maximum response length in tokens, at which generation stops."""
     truncation: Literal["error", "left", "right", "middle", "filter"]
-    """How to handle overlong prompts: ``error`` ends the run before training; ``left``, ``right`` and ``middle`` drop
+    """Handling of overlong prompts: ``error`` ends the run before training; ``left``, ``right`` and ``middle`` drop
     the first, last and middle tokens; ``filter`` drops the prompt."""
     filter_overlong_prompts: bool
     """Drop overlong prompts, as with ``truncation=filter``. Takes precedence over ``truncation``."""

@@ -102,7 +102,7 @@ class RewardScoreConfig(Group):
     ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``) is above 0.
     Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
-    """How to handle exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
+    """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
     async_functions: AsyncFunctionsConfig
     custom_kwargs: dict[str, Any]

@@ -190,7 +190,7 @@ class MultiTurnConfig(Group):
     """Part of a long message to cut off, as in veRL 0.9: ``left`` (beginning), ``right`` (end) or ``middle``. Earlier
     versions of veRL instead kept the specified part."""
     reward: Literal["add", "only"]
-    """How to use the sum of the environment's rewards over all turns. ``add`` adds the sum to the verifier's score.
+    """Use of the sum of the environment's rewards over all turns. ``add`` adds the sum to the verifier's score.
     ``only`` uses the sum as the score, without a verifier; a conversation is correct if the sum is above 0."""
     reward_functions: list[str]
     """Reward functions with the parameter ``environments`` for classes with TRL's interface, such as ``[my.py:reached,

@@ -26,7 +26,7 @@ class SFTDataConfig(Group):
     max_length: PositiveInt
     """Maximum conversation length in tokens."""
     truncation: Literal["error", "right"]
-    """How to handle overlong conversations: ``error`` ends the run before training, ``right`` drops the last tokens."""
+    """Handling of overlong conversations: ``error`` ends the run before training, ``right`` drops the last tokens."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Tokenized conversations for supervised fine-tuning, with loss masks for the assistant's turns."""
 
-import hashlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +16,7 @@ from verl.data.files import read_rows
 from verl.data.records import read_chat, read_tools
 from verl.data.samplers import ResumableRandomSampler, batch_loader
 from verl.data.templates import render_chat, render_record
+from verl.utils.json_state import digest
 
 Conversation = tuple[list[int], list[int]]
 """Token ids, and a loss mask that is 1 for the tokens to train on."""
@@ -45,8 +44,7 @@ class ConversationDataset(Dataset[Conversation]):
                 if messages[0]["role"] == "assistant":
                     raise ConfigError(f"{where}: {key}: begins with the assistant; begin with what it answers")
                 tools = read_tools(row, where)
-                content = json.dumps([messages, tools], sort_keys=True, default=str)
-                digests.append(hashlib.blake2b(content.encode(errors="surrogatepass"), digest_size=16).hexdigest())
+                digests.append(digest([messages, tools]))
                 ids, mask = tokenize_conversation(messages, tokenizer, f"{where}: {key}", config.max_length, tools)
                 if len(ids) > config.max_length and config.truncation == "error":
                     raise ConfigError(

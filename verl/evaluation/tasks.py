@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.checkpoint.digests import code_files, digest
+from verl.checkpoint.digests import code_files
 from verl.cluster.start import gpus_per_machine, resolve_device
 from verl.config.data import GENERATOR
 from verl.config.errors import ConfigError
@@ -47,6 +47,7 @@ from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.display import RunDisplay
 from verl.run.session import RaySession
 from verl.run.tracker_backends import check_trackers
+from verl.utils.json_state import digest
 from verl.utils.sandbox import require_sandbox
 
 OMITTED_IF_UNSET = ("function_tool_path", "reward_functions")

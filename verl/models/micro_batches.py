@@ -3,7 +3,7 @@
 Shapes: B episodes on this rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -69,9 +69,7 @@ def rows_by_value(values: Tensor) -> list[list[int]]:
 
 
 def rows_by_teacher(batch: Batch) -> list[tuple[int, Tensor]]:
-    """Return the index of each teacher in the batch and its rows [b], in order of first appearance."""
-    if "teacher" not in batch:
-        return [(0, torch.arange(len(batch)))]
+    """Return the index of each teacher in the column ``teacher`` and its rows [b], in order of first appearance."""
     parts = rows_by_value(batch.teacher)
     return [(int(batch.teacher[rows[0]]), torch.tensor(rows)) for rows in parts]
 
@@ -154,3 +152,19 @@ def join_parts(parts: list[Batch], cuts: list[Tensor], width: int) -> Batch:
     All results are copied in one transfer, because separate copies would each wait for the GPU.
     """
     return Batch.join(parts).to("cpu").widened(width)[torch.cat(cuts).argsort()]
+
+
+def scored_by_teachers(
+    batch: Batch, score: Callable[[int, Batch], Batch], run: Callable[..., Iterable[Batch]] = map
+) -> Batch:
+    """Return the results of ``score``, called with a teacher's index and its rows, in the order of ``batch``.
+
+    Args:
+        batch: Episodes. Without the column ``teacher``, teacher 0 scores all of them.
+        run: Function like ``map`` that makes the calls.
+    """
+    if "teacher" not in batch:
+        return score(0, batch)
+    parts = rows_by_teacher(batch)
+    scored = run(lambda part: score(part[0], batch[part[1]]), parts)
+    return join_parts(list(scored), [rows for _, rows in parts], batch.width)

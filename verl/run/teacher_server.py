@@ -18,7 +18,7 @@ from verl.cluster.failures import MachineError
 from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.teacher import TeacherServerConfig
-from verl.models.micro_batches import join_parts, rows_by_teacher
+from verl.models.micro_batches import scored_by_teachers
 from verl.utils.http import MAX_BYTES, ServerError, ask_json, key_session
 from verl.utils.portable import printable
 
@@ -231,7 +231,5 @@ class TeacherServer:
 
 def ask_servers(servers: Sequence[TeacherServer], batch: Batch) -> Batch:
     """Return :meth:`TeacherServer.score` of all rows, each by the server whose index is in the column ``teacher``."""
-    parts = rows_by_teacher(batch)
-    with ThreadPoolExecutor(len(parts)) as threads:
-        scored = threads.map(lambda part: servers[part[0]].score(batch[part[1]]), parts)
-        return join_parts(list(scored), [rows for _, rows in parts], batch.width)
+    with ThreadPoolExecutor(len(servers)) as threads:
+        return scored_by_teachers(batch, lambda index, rows: servers[index].score(rows), threads.map)

@@ -15,7 +15,7 @@ from verl.batch import Batch
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
-from verl.models.micro_batches import rows_by_value
+from verl.models.micro_batches import rows_by_teacher, rows_by_value
 from verl.models.packing import prompt_index
 from verl.rollout.agents.sessions import Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup
@@ -92,7 +92,7 @@ def dealt_by_teacher(batch: Batch, num_shares: int, deal: Callable[[Batch], tupl
     if "teacher" not in batch:
         return deal(batch)
     parts = []
-    for rows in map(torch.tensor, rows_by_value(batch.teacher)):
+    for _, rows in rows_by_teacher(batch):
         order, *others = deal(batch[rows])
         parts.append((rows[order], *others))
     columns = ([part.view(num_shares, -1) for part in column] for column in zip(*parts, strict=True))

@@ -57,7 +57,7 @@ class SpectralOptions:
     svd_rank: int | None = None
     """Maximum number of singular values per prefix, largest first, or None for all (only ``eigh`` and ``svd``)."""
     on_nonfinite: str = "raise"
-    """How to handle responses with NaN or infinity: ``raise`` an error or ``mask`` their results with NaN."""
+    """Handling of responses with NaN or infinity: ``raise`` an error or ``mask`` their results with NaN."""
     workspace_bytes: int | None = None
     """Memory bound for float64 matrices of several responses or shifts at once, capped at ``max_bytes``. A single shift
     of one response may exceed this bound. None means 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""

@@ -1,8 +1,11 @@
 """Serialises state as JSON, so that everything in a checkpoint except the weights is readable without unpickling."""
 
 import base64
+import hashlib
+import json
 import sys
 import zlib
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -14,6 +17,15 @@ from verl.utils.user_code import user_code
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
 """Keys that mark encoded tensors, and single-key mappings that would otherwise look like encoded values."""
+
+
+def digest(values: Iterable[Any]) -> str:
+    """Return an order-dependent digest of JSON values. Values of other types are converted with ``str``."""
+    total = hashlib.blake2b(digest_size=16)
+    for value in values:
+        total.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass"))
+        total.update(b"\n")
+    return total.hexdigest()
 
 
 def to_json(value: Any) -> Any:

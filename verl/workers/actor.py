@@ -107,11 +107,13 @@ class Actor(Policy):
 
     def _cut(self, batch: Batch) -> list[Tensor]:
         """Return the row indices of each micro-batch, whose rows have the same teacher. Teachers follow one another."""
+        units = batch.unit if self.loss.needs.whole_groups else None
+        if "teacher" not in batch:
+            return self.micro_batches.cut(batch, units)
         cuts = []
         for _, rows in rows_by_teacher(batch):
-            of_teacher = batch[rows]
-            units = of_teacher.unit if self.loss.needs.whole_groups else None
-            cuts += [rows[cut] for cut in self.micro_batches.cut(of_teacher, units)]
+            of_teacher = None if units is None else units[rows]
+            cuts += [rows[cut] for cut in self.micro_batches.cut(batch[rows], of_teacher)]
         return cuts
 
     def _step(

@@ -12,6 +12,7 @@ from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.lora import adapters_disabled
+from verl.models.micro_batches import scored_by_teachers
 from verl.models.noise import add_noise, restore_parameters
 from verl.models.offload import reshard
 from verl.models.policy import Policy, scoring_batches
@@ -24,7 +25,7 @@ from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import EngineWorker
-from verl.workers.teacher import MovingAverage, load_teachers, scored_by_teachers
+from verl.workers.teacher import MovingAverage, load_teachers
 
 
 class HybridWorker(CheckpointWorker, EngineWorker):
@@ -137,7 +138,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
 
     def compute_teacher_logprobs(self, batch: Batch) -> Batch:
         """Return ``logprobs`` under each row's teacher, and its rank metrics if ``teacher.rank_metrics`` is true."""
-        return scored_by_teachers(self.teachers, batch, self._scored_by)
+        return scored_by_teachers(batch, lambda index, rows: self._scored_by(self.teachers[index], rows))
 
     def _scored_by(self, teacher: Policy, batch: Batch) -> Batch:
         if self.teacher_calculator is None:

@@ -1,17 +1,14 @@
 """Loads and updates the teacher for on-policy distillation."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import Batch
 from verl.config.common import ModelConfig
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
-from verl.models.micro_batches import join_parts, rows_by_teacher
 from verl.models.offload import local_part, reshard
 from verl.models.policy import Policy, scoring_batches
 
@@ -31,13 +28,6 @@ def _load(config: PPOConfig, model: ModelConfig, mesh: DeviceMesh, tokenizer: Pr
     vocabulary = None if len(rows) == 1 else max(tokenizer.get_vocab().values()) + 1
     scoring, temperature = scoring_batches(config.actor, model), config.rollout.temperature
     return Policy(model, mesh, scoring, temperature, trainable=False, vocabulary=vocabulary)
-
-
-def scored_by_teachers(teachers: Sequence[Policy], batch: Batch, score: Callable[[Policy, Batch], Batch]) -> Batch:
-    """Return ``score(teacher, rows)`` of each teacher's rows, in the order of ``batch``."""
-    parts = rows_by_teacher(batch)
-    scored = [score(teachers[index], batch[rows]) for index, rows in parts]
-    return join_parts(scored, [rows for _, rows in parts], batch.width)
 
 
 class MovingAverage(Policy):

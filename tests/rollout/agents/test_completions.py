@@ -37,7 +37,7 @@ def test_exact_tokens_continue_their_row(game):
     said = [*first["prompt_token_ids"], *first["token_ids"]]
     second = complete(game, [*said, 8, 9], text="33")
     assert second["prompt_token_ids"] == [*said, 8, 9] and second["text"] == "33"
-    # Without new tokens, the policy goes on with its own turn.
+    # Without new tokens, the policy continues its turn.
     third = complete(game, [*second["prompt_token_ids"], *second["token_ids"]], text="2")
     assert third["text"] == "2"
     rows = game.over()
