@@ -218,7 +218,7 @@ class StreamSampler:
 
 
 def _attach_v2(runner: Any) -> None:
-    """Patch ``v1/worker/gpu/model_runner.py``, which samples based on ``sampling_states.seeds`` and positions."""
+    """Patch ``v1/worker/gpu/model_runner.py``, where sampling uses ``sampling_states.seeds`` and positions."""
     sampler = getattr(runner, "sampler", None)
     if sampler is None:
         return  # another rank of the pipeline samples

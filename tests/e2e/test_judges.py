@@ -85,6 +85,21 @@ def test_frozen_judge_scores_alike_on_any_workers(small_judge: Path, arithmetic_
 
 
 @pytest.mark.nightly
+def test_frozen_judge_waits_for_updates_beside_a_pool(small_judge: Path, arithmetic_prompts: Path, tmp_path: Path):
+    """Engines sample a step ahead, and the judge shares the trainer's devices."""
+    folder = tmp_path / "run"
+    options = [*small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder), *SHORT, "data.val_files=[]"]
+    options += ["rollout.nnodes=1", "rollout.n_gpus_per_node=1", "async_training.max_staleness=1"]
+    options += ["algorithm.rollout_correction.rollout_is=token", f"reward_score.judge.model.path={small_judge}"]
+    Run.complete([*options, "trainer.total_training_steps=3"], tmp_path / "log", 400)
+    steps = records(folder)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert all(0 < step["train/judge/score/mean"] < 1 for step in steps)
+    # The checkpoint of step 2 holds the responses of step 3 with the judge's verdicts.
+    assert_resumes([*options, "trainer.total_training_steps=3"], folder, 3, 2, tmp_path / "again.log")
+
+
+@pytest.mark.nightly
 def test_policy_that_judges_itself_resumes(small_judge: Path, arithmetic_prompts: Path, tmp_path: Path):
     """Its own answers to the judge's prompts are the same in a resumed run, which remembers none."""
     folder = tmp_path / "run"

@@ -91,8 +91,8 @@ def kl_loss(
     Args:
         kl_type: key of ``KL_ESTIMATORS``, or an estimator.
         old_logprobs: log-probabilities ``[B, R]`` under the policy that sampled the tokens, or None for no weighting.
-            The estimate is weighted by the ratio r = exp(logprobs - old_logprobs), which corrects its value and
-            gradient off policy (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+            The estimate is weighted by the ratio r = exp(logprobs - old_logprobs), so that its value and
+            gradient stay correct off-policy (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 
     For k1, k3, ``abs`` and custom estimators, the gradient also flows through the ratio. The total gradient is r x grad
     log p for k3, and r (x + 1) grad log p, which has the same mean, for k1. For k2 and all names with ``+``, whose

@@ -33,7 +33,7 @@ def token_shares(tokens: Tokens) -> dict[int, float]:
 def frequency_entropy(tokens: Tokens) -> float:
     """Return the entropy of the response's token distribution, or 0 for an empty response.
 
-    The paper's release also reports the mean of -log(share) over the response's tokens, which has the same value.
+    The paper's released code also reports the mean of -log(share) over the response's tokens, the same quantity.
     """
     return float(entropy(list(Counter(tokens).values()))) if tokens else 0.0
 

@@ -128,7 +128,7 @@ class Columns:
     scores_with_phi: PerEpisode
     """[B] float64, ``rewards`` before the KL penalty is subtracted."""
     phi: PerEpisode
-    """[B] float64, auxiliary signal of rank shaping; filled only with rank shaping."""
+    """[B] float64, auxiliary signal for rank shaping; set only if rank shaping is enabled."""
     learn_mask: PerResponseToken
     """[M] bool, whether the token is included in the losses and their denominators."""
     unshaped_advantages: PerResponseToken

@@ -103,7 +103,7 @@ class PackedWeight(NamedTuple):
 
 
 def digest(value: Tensor) -> int:
-    """Return a checksum of a contiguous tensor's bytes, which is the same on every device.
+    """Return a device-independent checksum of a contiguous tensor's bytes.
 
     The 4-byte words in each 16 KB block are summed in one pass. The block sums are added with odd weights, modulo 2^64.
     """

@@ -68,7 +68,7 @@ class CheckpointSaver:
             self.finish()
 
     def poll(self, wait: bool = False) -> None:
-        """Complete the checkpoint if all workers have written it. If ``wait`` is set, wait for the workers first.
+        """Finalize the checkpoint if all workers have written their parts. With ``wait``, wait for the workers first.
 
         Raises ``WorkerError`` if writing in the background failed.
         """

@@ -361,6 +361,16 @@ class PPOConfig(Group):
         measures = self.calculator.enable or not teacher.rank_metrics
         self.require(measures, "teacher.rank_metrics", "needs calculator.enable=true; set that, or this to false")
 
+    def _check_judge_ahead(self) -> None:
+        """Check that a frozen judge, which shares the trainer's devices, can wait until an update ends."""
+        fix = "sampling ahead needs verdicts while a frozen judge's devices update the models; serve the judge at "
+        fix += "reward_score.judge.base_url, or set this to false"
+        partial, filtering = self.async_training.partial_rollout, self.algorithm.filter_groups.enable
+        self.require(not (self.samples_ahead and partial), "async_training.partial_rollout", fix)
+        self.require(not (self.samples_ahead and filtering), "algorithm.filter_groups.enable", fix)
+        parallel, workers = self.rollout.tensor_parallel_size, self.trainer.n_gpus_per_node
+        check_divides("rollout.tensor_parallel_size", parallel, "trainer.n_gpus_per_node", workers)
+
     def _check_judge(self) -> None:
         """Check that the other options provide the responses and engines that the judge needs."""
         judge, turns = self.reward_score.judge, self.rollout.multi_turn
@@ -371,11 +381,11 @@ class PPOConfig(Group):
         self.require(not turns.replaces_verifiers, "rollout.multi_turn.reward", fix)
         fix = f"an engine with conversations answers no single prompts; name a frozen model as {field}"
         self.require(not (judge.is_policy and turns.enable), "rollout.multi_turn.enable", fix)
-        fix = "a frozen judge shares the trainer's devices, which learn while engines of their own sample; serve it at "
-        fix += "reward_score.judge.base_url, or set this to policy"
-        self.require(not (judge.is_frozen and self.rollout.has_pool), field, fix)
+        if judge.is_frozen:
+            self._check_judge_ahead()
         fix = "a frozen judge needs the memory of an engine that sleeps; set it to true"
-        self.require(not judge.is_frozen or self.rollout.free_cache_engine, "rollout.free_cache_engine", fix)
+        sleeps = self.rollout.free_cache_engine or self.rollout.has_pool
+        self.require(not judge.is_frozen or sleeps, "rollout.free_cache_engine", fix)
         if not judge.pairs:
             return
         for option, n in {"rollout.n": self.rollout.n, "rollout.val_kwargs.n": self.rollout.val_kwargs.n}.items():

@@ -96,7 +96,7 @@ class TeacherConfig(Group):
     beta: float
     """Weight of the teacher in the mixture of ``loss=jsd``, above 0 and below 1."""
     top_k: NotNegativeInt
-    """Number of the teacher's most likely tokens that ``reverse_kl``, ``forward_kl`` and ``jsd`` compare individually.
+    """Number of the teacher's top tokens that ``reverse_kl``, ``forward_kl`` and ``jsd`` compare individually.
     All other tokens are combined and compared as a single event. 0 compares the distributions over the whole
     vocabulary, at little additional cost."""
     temperature: PositiveFloat

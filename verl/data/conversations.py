@@ -26,7 +26,7 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 class ConversationDataset(Dataset[Conversation]):
-    """Dataset of the conversations in ``files``, which are tokenized at construction.
+    """Dataset of the conversations in ``files``, tokenized at construction.
 
     Raises ``ConfigError`` if a file cannot be read or lacks the column, or if a conversation is malformed, has no
     assistant turn to train on, does not fit the chat template, or is too long. The message names the file and row.

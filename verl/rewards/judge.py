@@ -2,8 +2,9 @@
 
 The options are in ``reward_score.judge``. The judge can also be used as a custom function,
 ``reward_score.custom_functions=["my_set=verl.rewards.judge:judge"]``, with options in ``reward_score.custom_kwargs``.
-Calls run concurrently, are retried and are cached by :mod:`verl.rewards.services`. A judge model inside the run gets
-the same prompts (:func:`judge_prompts`), and its answers are parsed in the same way (:func:`read_answers`).
+
+:mod:`verl.rewards.services` runs calls concurrently, with retries and caching. A judge model inside the run gets the
+same prompts (:func:`judge_prompts`), and its answers are parsed in the same way (:func:`read_answers`).
 """
 
 import hashlib

@@ -24,7 +24,7 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Chunk:
-    """Group of responses of similar length, whose rows are converted to float64 in blocks."""
+    """Group of responses with similar lengths; their rows are converted to float64 in blocks."""
 
     hidden: Tensor
     """Hidden states of the whole batch, ``[B, T, D]``."""

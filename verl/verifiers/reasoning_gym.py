@@ -62,7 +62,7 @@ def verify_reasoning_gym(
 
 
 def read_truth(truth: Any) -> list[Any]:
-    """Parse a ground truth, a mapping or its JSON text. Raises ``ValueError`` if one of ``KEYS`` is missing."""
+    """Parse a ground truth given as a mapping or as JSON text. Raises ``ValueError`` if one of ``KEYS`` is missing."""
     truth = json.loads(truth) if isinstance(truth, str) else truth
     if not isinstance(truth, Mapping) or not all(key in truth for key in KEYS):
         raise ValueError(f"{truth!r:.80}: must be a problem of reasoning-gym, with {', '.join(KEYS)}")

@@ -121,7 +121,7 @@ def gmpo_loss(
 
 
 def gpg_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Losses:
-    """Compute -A logprobs, the loss of GPG (arXiv 2504.02546) and REINFORCE.
+    """Compute ``-A * logprobs``, the loss used by GPG (arXiv 2504.02546) and REINFORCE.
 
     The loss has no probability ratio, so later mini-batches of a step are trained off policy without correction. Only
     the gradient of the loss is meaningful, not its value. ``old_logprobs`` is used only for the metrics.

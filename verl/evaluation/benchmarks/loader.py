@@ -52,10 +52,10 @@ def load_benchmark(
     in ``BENCHMARKS``. ``fields`` maps names in ``verl.evaluation.benchmarks.rows.FIELD_NAMES`` to the file's field
     names. All other fields are recognised by name. ``data_source`` selects the verifier for rows without one, and None
     chooses it automatically. Columns that match parameters of a custom reward function are added to ``extra_info``.
-    Training files, whose prompts are chats, are read as in training. For ``whole_rows``, see :class:`PromptLayout`. If
-    ``scored`` is False, answers may be missing. Raises ``ConfigError`` if the benchmark is unknown or has no problems,
-    a download failed, a line is malformed, the fields are not recognised, or a row has no question or answer. The error
-    message is a single line.
+    Training files, whose prompts are in chat format, are read as they are during training. For ``whole_rows``, see
+    :class:`PromptLayout`. If ``scored`` is False, answers may be missing. Raises ``ConfigError`` if the benchmark
+    is unknown or has no problems, a download failed, a line is malformed, the fields are not recognised, or a row
+    has no question or answer. The error message is a single line.
     """
     path = local_file(name, folder)
     if path is None and name not in BENCHMARKS:

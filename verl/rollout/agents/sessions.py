@@ -411,7 +411,7 @@ class Sessions:
         return prompt
 
     def _check_rows(self, session: Session) -> None:
-        """Raise ``ProtocolError`` if a session has no row left."""
+        """Raise ``ProtocolError`` if a session has no rows left."""
         setup = self.setup
         if len(session.rows) >= setup.options.agent.max_rows:
             limit = f"{FIELD}.max_rows={setup.options.agent.max_rows}"

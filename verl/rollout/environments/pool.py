@@ -82,7 +82,7 @@ class Answer(NamedTuple):
 
 
 def load_environments(options: MultiTurnConfig) -> dict[str, Any]:
-    """Load the environments selected by the options, by name. If there is only one, its name is empty.
+    """Load the environments that the options select, keyed by name. If there is only one, its name is empty.
 
     Raises ``ConfigError`` as :func:`load_environment`.
     """

@@ -30,7 +30,7 @@ class StepAhead:
         """Return the responses that were sampled ahead for ``step``, and start sampling for the next step."""
         scheduler = self.scheduler
         # Nothing was sampled ahead for the first step, so sample it now with the newest weights.
-        sampled = self._next or self._sample(prompts, step, step - 1, timer)
+        sampled = self._next or self._collect_verdicts(self._sample(prompts, step, step - 1, timer), timer)
         self._next, self._step = None, step
         if step < scheduler.total_steps:
             timer.add_background(StepRecord({"engine_wait": scheduler.take_idle_s()}, {}, {}, {}))
@@ -39,14 +39,15 @@ class StepAhead:
         return sampled
 
     def finish(self, timer: PhaseTimer) -> None:
-        """Wait for the next step's responses, and re-raise any exception raised during sampling."""
+        """Wait for the next step's responses and verdicts, and re-raise any exception raised during sampling."""
         if self.running is None:
             return
         with timer.phase("trainer_wait"):
-            self._next, record = self.running.result()
+            sampled, record = self.running.result()
         self.running = None
         self.scheduler.policy.release_weights()
         timer.add_background(record)
+        self._next = self._collect_verdicts(sampled, timer)
         self.scheduler.method.begin_step(self._step)
 
     def _sample_in_background(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
@@ -54,17 +55,25 @@ class StepAhead:
         if self.scheduler.method.overrides("choose_prompts"):
             self.scheduler.method.begin_step(step)
         # The update in progress produces version step - 1.
-        return self._sample(prompts, step, step - 2, timer), timer.take_step()
+        sampled = self._sample(prompts, step, step - 2, timer)
+        # A frozen judge needs the trainer's devices, which are updating the models.
+        if not self.scheduler.config.reward_score.judge.is_frozen:
+            sampled = self._collect_verdicts(sampled, timer)
+        return sampled, timer.take_step()
 
     def _sample(self, prompts: Iterator[list[PromptRecord]], step: int, version: int, timer: PhaseTimer) -> SampledStep:
-        """Sample the responses for ``step`` and wait for their verdicts."""
+        """Sample the responses for ``step``, whose verification may still be running."""
         scheduler = self.scheduler
         sampled = scheduler.sample(prompts, step, timer, version)
-        with timer.phase("reward"):
-            sampled.collect_verdicts()
         more = step < scheduler.total_steps
         outstanding = {"async/outstanding": float(scheduler.config.data.train_batch_size if more else 0)}
-        return sampled._replace(metrics=outstanding | sampled.metrics, verifications=())
+        return sampled._replace(metrics=outstanding | sampled.metrics)
+
+    def _collect_verdicts(self, sampled: SampledStep, timer: PhaseTimer) -> SampledStep:
+        """Wait for the verdicts, and return ``sampled`` with them."""
+        with timer.phase("reward"):
+            sampled.collect_verdicts()
+        return sampled._replace(verifications=())
 
     def state(self) -> dict[str, Any]:
         """Return the next step's responses as JSON values and tensors."""
