@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Run, assert_resumes, records
 from verl.data.templates import render_untrusted
+from verl.rewards.judge import JudgeError, judge_prompts, read_answers
 from verl.rewards.pool import ANSWERS
 from verl.utils.background import start_loop
 
@@ -65,23 +66,30 @@ def small_judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_frozen_judge_scores_alike_on_any_workers(small_judge: Path, arithmetic_prompts: Path, tmp_path: Path):
-    found: dict[int, list[dict[str, float]]] = {}
-    for workers in (1, 2):
-        folder, log = tmp_path / f"{workers}", tmp_path / f"{workers}.log"
-        options = small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder)
-        options += [*SHORT, f"trainer.n_gpus_per_node={workers}", "trainer.test_freq=-1", "data.val_sample_size=8"]
-        Run.complete([*options, f"reward_score.judge.model.path={small_judge}"], log, 400)
-        assert f"note: judge: {small_judge}, frozen, scores responses, with weight 1\n" in log.read_text()
-        assert (folder / f"logs/attempt_1/judge/rank_{workers - 1}.log").exists()
-        found[workers] = [{k: v for k, v in step.items() if "judge" in k} for step in records(folder)]
-    # Validation before the first step, and that step; then updates round differently on two workers.
-    assert found[1][:2] == found[2][:2]
-    assert found[1][1]["train/judge/failed_share"] < 0.3 and 0 < found[1][1]["train/judge/score/mean"] < 1
-    assert "val/judge/score/mean" in found[1][0]
-    rows = [row for file in (tmp_path / "1/samples").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
-    extras = [json.loads(row["reward_extra_info"]) for row in rows]
-    assert {extra["judge"] for extra in extras if "judge" in extra} == {0.0, 1.0}
+def test_frozen_judge_scores_what_its_model_says(small_judge: Path, arithmetic_prompts: Path, tmp_path: Path):
+    """On two workers, and the same as by transformers alone."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    options = small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder)
+    options += [*SHORT, "trainer.n_gpus_per_node=2", "trainer.test_freq=-1", "data.val_sample_size=8"]
+    Run.complete([*options, f"reward_score.judge.model.path={small_judge}"], log, 400)
+    assert f"note: judge: {small_judge}, frozen, scores responses, with weight 1\n" in log.read_text()
+    assert (folder / "logs/attempt_1/judge/rank_1.log").exists()
+    before, first, _ = records(folder)
+    assert first["train/judge/failed_share"] < 0.3 and 0 < first["train/judge/score/mean"] < 1
+    assert "val/judge/score/mean" in before
+    rows = [row for file in (folder / "samples").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    judged = [(row["response"], json.loads(row["reward_extra_info"]).get("judge")) for row in rows]
+    assert len(judged) > 16 and {score for _, score in judged if score is not None} == {0.0, 1.0}
+    tokenizer, model = AutoTokenizer.from_pretrained(small_judge), AutoModelForCausalLM.from_pretrained(small_judge)
+    for response, score in judged:
+        (prompt,) = judge_prompts("{mark} {response} {mark}", response, None, {})
+        ids = torch.tensor([render_untrusted(prompt, tokenizer)])
+        answer = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+        try:
+            said = read_answers([[tokenizer.decode(answer[0, ids.shape[1] :], True)]], {}, False, 0.5)["score"]
+        except JudgeError:
+            said = None
+        assert score == said, response
 
 
 @pytest.mark.nightly
