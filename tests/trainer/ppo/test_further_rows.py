@@ -7,7 +7,7 @@ import torch
 
 from verl.algorithms.losses import LOSS_AGGREGATIONS, BatchSize
 from verl.batch import ENVIRONMENT, POLICY, Batch
-from verl.trainer.ppo.further_rows import num_histories, with_further_rows
+from verl.trainer.ppo.further_rows import num_shared, with_further_rows
 from verl.trainer.ppo.updates import mini_batches
 
 
@@ -60,7 +60,7 @@ def test_mini_batches_hold_whole_sessions_and_count_them(batch):
 
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
 def test_the_loss_is_that_of_a_loop_over_rows(batch, mode):
-    rows = with_further_rows(batch, score)
+    rows = with_further_rows(batch, score, mode == "seq-mean-token-mean")
     ((_, num_tokens, num_sequences),) = mini_batches(rows, 3)
     size = BatchSize(num_tokens, num_sequences, 4)
     losses = rows.pad(-rows.advantages.double() * rows.response_tokens, 0.0)
@@ -76,7 +76,7 @@ def test_the_loss_is_that_of_a_loop_over_rows(batch, mode):
     assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("mode", ["seq-mean-token-sum", "token-mean"])
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
 def test_shared_tokens_have_the_weights_of_their_rows(mode):
     p, e = POLICY, ENVIRONMENT
     batch = Batch.of([[1], [2]], [[3, 4, 5], [8]]).fill(source=torch.tensor([p, e, p, p], dtype=torch.uint8))
@@ -84,21 +84,24 @@ def test_shared_tokens_have_the_weights_of_their_rows(mode):
     batch.fill(learn_mask=batch.source == p, group=torch.tensor([0, 1]))
     # The second history leaves the first one after token 3, and the third one the second after token 7.
     further = [[row([1, 3, 9], [7, 4, 2], [p, e, p]), row([1, 3, 9, 7, 6], [5], [p])], []]
-    rows = with_further_rows(batch.widened(4).fill(further_rows=further), score)
-    assert rows.advantages.tolist() == [6, 0, 2, 4, 0, 2, 2, 3]
+    rows = with_further_rows(batch.widened(4).fill(further_rows=further), score, mode == "seq-mean-token-mean")
+    if mode != "seq-mean-token-mean":
+        assert rows.advantages.tolist() == [6, 0, 2, 4, 0, 2, 2, 3]
     # As a loop over whole histories, each with a third of the advantage.
     ((_, num_tokens, num_sequences),) = mini_batches(rows, 2)
     losses = rows.pad(-rows.advantages.double() * rows.response_tokens, 0.0)
     loss = LOSS_AGGREGATIONS[mode](losses, rows.padded("learn_mask"), BatchSize(num_tokens, num_sequences, 4))
-    total = sum(-6.0 / 3 * token for history in ([3, 5], [3, 7, 2], [3, 7, 5]) for token in history) - 3.0 * 8
-    assert loss.item() == pytest.approx(total / (6 if mode == "token-mean" else 2), rel=1e-12)
+    total = -3.0 * 8
+    for history in ([3, 5], [3, 7, 2], [3, 7, 5]):
+        total += sum(-6.0 / 3 * token for token in history) / (len(history) if mode == "seq-mean-token-mean" else 1)
+    assert loss.item() == pytest.approx(total / (6 if mode == "token-mean" else 2), rel=1e-7)
 
 
 def test_histories_share_only_what_their_prompts_begin_with():
-    def counted(*rows: tuple[list[int], list[int]]) -> list[list[int]]:
-        return [n.tolist() for n in num_histories([(torch.tensor(p), torch.tensor(r)) for p, r in rows])]
+    def shared(*rows: tuple[list[int], list[int]]) -> list[list[int]]:
+        return num_shared([(torch.tensor(prompt), torch.tensor(response)) for prompt, response in rows]).tolist()
 
-    assert counted(([1], [3, 4]), ([1], [3, 4])) == [[1, 1], [1, 1]]
+    assert shared(([1], [3, 4]), ([1], [3, 4])) == [[2, 0], [0, 2]]
     rows = [([1], [3, 4]), ([1, 3, 4, 5], [6]), ([1, 3, 9], [4]), ([2, 3], [4])]
-    assert counted(*rows) == [[3, 2], [1], [1], [1]]
-    assert counted(([1, 2], [3]), ([1], [2, 3])) == [[1], [2, 1]]
+    assert shared(*rows) == [[2, 2, 1, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert shared(([1, 2], [3]), ([1], [2, 3])) == [[1, 0], [1, 2]]

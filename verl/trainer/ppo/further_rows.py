@@ -12,12 +12,12 @@ from verl.batch.flat import sums_within
 from verl.rollout.partial import PER_TOKEN
 
 
-def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
+def with_further_rows(batch: Batch, score: Callable[[Batch], Batch], mean_of_tokens: bool = False) -> Batch:
     """Return the batch with each agent session's additional histories inserted as rows after the session.
 
-    All tokens of an episode have the same advantage, and each of its k rows has the weight 1/k. A token that several
-    histories share is learned from once, in the row that sampled it, with the sum of their weights
-    (:func:`num_histories`). Losses are proportional to advantages, which are multiplied by the weights. ``episode``
+    All tokens of an episode have the same advantage, and each of its k histories has the weight 1/k. A token that
+    several histories share is learned from once, in the row that sampled it, with the sum of their weights
+    (:func:`token_weights`). Losses are proportional to advantages, which are multiplied by the weights. ``episode``
     [B'] is the index of each row's session. If there are no additional histories, only the column ``further_rows`` is
     removed.
 
@@ -25,6 +25,7 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
         batch: Columns for the update, including ``further_rows``, with B rows.
         score: Function that computes the remaining columns of the further rows from ``tokens``, ``source`` and
             ``rollout_logprobs``. Its ``learn_mask`` excludes tokens that rollout correction rejects.
+        mean_of_tokens: Whether the loss of a response is the mean over its tokens rather than their sum.
     """
     saved, batch = batch.further_rows, batch.without("further_rows")
     counts = torch.tensor([len(others) for others in saved])
@@ -57,33 +58,57 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
     joined = Batch.join([batch, further.columns(*batch.names)])
     episode = torch.cat([torch.arange(len(batch)), owner])
     joined = joined.fill(EPISODE, episode=episode)[episode.argsort(stable=True)]
-    # 4. Give every token the share of its episode's rows whose histories have it.
+    # 4. Weight every token by the histories of its episode that contain it.
     prompts = joined.tokens[~joined.in_response].split(joined.prompt_lengths.tolist())
-    responses = joined.response_tokens.split(joined.response_lengths.tolist())
-    rows_left, sharing = zip(prompts, responses, strict=True), list[Tensor]()
-    for size in (counts + 1).tolist():
-        sharing += num_histories(list(islice(rows_left, size)))
-    num_rows = (counts + 1)[joined.episode].repeat_interleave(joined.response_lengths)
-    return joined.fill(advantages=(joined.advantages.double() * torch.cat(sharing) / num_rows).float())
+    lengths = joined.response_lengths.tolist()
+    parts = zip(prompts, joined.response_tokens.split(lengths), joined.learn_mask.split(lengths), strict=True)
+    weights = [
+        weight for size in (counts + 1).tolist() for weight in token_weights(list(islice(parts, size)), mean_of_tokens)
+    ]
+    return joined.fill(advantages=(joined.advantages.double() * torch.cat(weights)).float())
 
 
-def num_histories(rows: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Return how many rows of an episode have each response token in their history, including the token's own row.
+def token_weights(rows: Sequence[tuple[Tensor, Tensor, Tensor]], mean_of_tokens: bool) -> list[Tensor]:
+    """Return weights with which losses of an episode's k rows equal the mean of the losses of its k whole histories.
 
-    Another row has the token if its prompt begins with everything up to the token. What it samples itself is its own.
+    A history consists of a row's response and of the responses of other rows with which its prompt begins. If a row's
+    loss is a sum over its tokens, a token's weight is m/k, where m histories contain it. If it is a mean over the row's
+    T learned tokens, the weight is T/k times the sum of 1/T_i over these histories, which have T_i learned tokens.
 
     Args:
-        rows: Prompt [P] and response [T] of each row.
+        rows: Prompt [P], response [R] and the response's learn mask [R] of each row.
 
     Returns:
-        Counts [T] for each row.
+        Float64 weights [R] for each row.
     """
-    found = []
-    for prompt, response in rows:
-        whole, counts = torch.cat([prompt, response]), torch.ones_like(response)
-        for other, _ in rows:
-            size = min(len(whole), len(other))
-            common = int((whole[:size] == other[:size]).cumprod(0).sum())
-            counts[: max(0, common - len(prompt))] += 1
-        found.append(counts)
+    shared = num_shared([(prompt, response) for prompt, response, _ in rows])
+    learned = torch.tensor([int(mask.sum()) for *_, mask in rows], dtype=torch.float64)
+    share = torch.full((len(rows),), 1 / len(rows), dtype=torch.float64)
+    if mean_of_tokens:
+        masks = [mask for *_, mask in rows]
+        totals = [sum(int(mask[:n].sum()) for mask, n in zip(masks, sizes, strict=True)) for sizes in shared.T.tolist()]
+        share = share / torch.tensor(totals).clamp(min=1)
+    weights = []
+    for (_, response, _), sizes, own in zip(rows, shared, learned, strict=True):
+        contained = torch.arange(len(response))[:, None] < sizes
+        weights.append(contained.double() @ share * (own if mean_of_tokens else 1.0))
+    return weights
+
+
+def num_shared(rows: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return how many response tokens of each row belong to each history of an episode, [k, k].
+
+    Another row's history contains them if its prompt begins with everything up to them. What it samples itself is its
+    own.
+
+    Args:
+        rows: Prompt [P] and response [R] of each row.
+    """
+    found = torch.zeros(len(rows), len(rows), dtype=torch.int64)
+    for row, (prompt, response) in enumerate(rows):
+        whole = torch.cat([prompt, response])
+        for other, (start, _) in enumerate(rows):
+            size = min(len(whole), len(start))
+            common = int((whole[:size] == start[:size]).cumprod(0).sum())
+            found[row, other] = len(response) if other == row else max(0, common - len(prompt))
     return found

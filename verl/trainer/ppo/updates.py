@@ -85,7 +85,9 @@ class Updates:
             return of_update
 
         if agents:
-            columns, rows = with_further_rows(columns if rows is None else columns[rows], self._score), None
+            columns = columns if rows is None else columns[rows]
+            mean_of_tokens = self.config.actor.loss_aggregation == "seq-mean-token-mean"
+            columns, rows = with_further_rows(columns, self._score, mean_of_tokens), None
         return metrics | self._run("actor", columns, rows, update, step)
 
     def _score(self, further: Batch) -> Batch:
