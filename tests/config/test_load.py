@@ -129,7 +129,7 @@ def test_config_values_are_coerced_once():
 )
 def test_responses_are_scored_where_something_needs_it(options: str, before: bool, in_update: bool):
     config = load_config(PPOConfig, "ppo_trainer", options.split())
-    assert (config.scores_before_update, config.scores_in_update) == (before, in_update)
+    assert (config.needs_logprobs, config.first_update_scores) == (before, in_update)
 
 
 def test_text_with_nul_is_refused(refused):

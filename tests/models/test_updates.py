@@ -20,7 +20,7 @@ from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.single_controller.roles import PolicyWorkers, inverse
 from verl.workers.actor import Actor
-from verl.workers.policy_loss import PolicyLoss
+from verl.workers.policy_loss import CustomLoss
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def learn(
     world_size, model, batching = split
     actor = {"use_dynamic_bsz": "use_dynamic_bsz" in batching}
     dealt_as = changed(config, model=model, actor=actor)
-    whole_groups = PolicyLoss(config.actor).needs.whole_groups
+    whole_groups = CustomLoss(config.actor).needs.whole_groups
     dealt, order = PolicyWorkers(SimpleNamespace(world_size=world_size), dealt_as, whole_groups)._to_learn(rows)
     results = worlds[world_size].run(own_losses.learn, config, dealt, sizes(rows), model, batching, on_policy)
     if on_policy:
@@ -158,7 +158,7 @@ def full_batch() -> Batch:
 def in_float64(config: PPOConfig, batch: Batch) -> tuple[float, dict[str, float], dict[str, Tensor]]:
     """The loss, the metrics, and the gradients of the whole mini-batch at once, from the logits of whole rows."""
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float64)
-    loss, size = PolicyLoss(config.actor), sizes(batch)
+    loss, size = CustomLoss(config.actor), sizes(batch)
     logits = []
     for row in batch.split(1):
         length = row.longest_response
@@ -191,7 +191,7 @@ def in_float64(config: PPOConfig, batch: Batch) -> tuple[float, dict[str, float]
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_match_a_whole_float64_mini_batch(name: str, worlds, small_config, full_batch):
     config = configured(small_config, {"policy_loss": LOSSES[name], "loss_agg_mode": "token-mean"})
-    prepared = PolicyLoss(config.actor).prepared(full_batch, sizes(full_batch))
+    prepared = CustomLoss(config.actor).prepared(full_batch, sizes(full_batch))
     expected, metrics, gradients = in_float64(config, prepared)
     for split in OWN_SPLITS:
         for logged, found in learn(worlds, config, prepared, split):

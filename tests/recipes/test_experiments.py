@@ -13,7 +13,7 @@ from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
 from verl.run.setup import check_method_and_loss
 from verl.trainer.ppo.advantages import AdvantageEstimation
-from verl.workers.policy_loss import PolicyLoss, check_policy_loss
+from verl.workers.policy_loss import CustomLoss, check_policy_loss
 
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
 README = (ROOT / "configs" / "README.md").read_text()
@@ -22,7 +22,7 @@ OURS = "arithmetic_tools distill grpo ppo verl_grpo verl_grpo_async verl_ppo rel
 
 def checked_method(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> MethodCalls:
     """The method of a run whose loss, advantages and method fit each other."""
-    loss = PolicyLoss(config.actor)
+    loss = CustomLoss(config.actor)
     check_policy_loss(config, loss)
     AdvantageEstimation(config, RewardManager(config.reward_manager))
     method = MethodCalls(config, tokenizer, (), 10)

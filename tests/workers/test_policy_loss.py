@@ -12,7 +12,7 @@ from tests.tables import refusals
 from verl.algorithms.losses import LossNeeds, policy_loss
 from verl.batch import Batch
 from verl.config import PPOConfig
-from verl.workers.policy_loss import PolicyLoss, check_policy_loss
+from verl.workers.policy_loss import CustomLoss, check_policy_loss
 
 HEADER = "import torch\nfrom verl.algorithms.losses import policy_loss\n"
 WHOLE = "@policy_loss(whole_groups=True)\n"
@@ -24,7 +24,7 @@ def config_of(folder: Path, source: str, *overrides: str) -> PPOConfig:
 
 
 def check(config: PPOConfig) -> None:
-    check_policy_loss(config, PolicyLoss(config.actor))
+    check_policy_loss(config, CustomLoss(config.actor))
 
 
 @pytest.mark.parametrize(("options", "overrides", "line"), refusals("workers/refusals.txt", "losses"))
@@ -48,14 +48,14 @@ def test_loss_that_a_run_can_serve_is_accepted(tmp_path):
 
 @pytest.mark.parametrize(("returned", "line"), refusals("workers/refusals.txt", "returned"))
 def test_what_a_loss_returns_is_checked(tmp_path, refused, returned: str, line: str):
-    loss = PolicyLoss(config_of(tmp_path, f"def loss(inputs):\n    return {returned}\n").actor)
+    loss = CustomLoss(config_of(tmp_path, f"def loss(inputs):\n    return {returned}\n").actor)
     with refused(line):
         loss.losses(loss_inputs([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1, 1, 1], [1, 0, 0]]))
 
 
 def test_metrics_are_sums_over_the_tokens(tmp_path):
     metrics = "{'tokens': inputs.response_mask.sum(), 'rows': inputs.logprobs[:, 0], 'one': 2}"
-    loss = PolicyLoss(config_of(tmp_path, f"def loss(inputs):\n    return inputs.logprobs, {metrics}\n").actor)
+    loss = CustomLoss(config_of(tmp_path, f"def loss(inputs):\n    return inputs.logprobs, {metrics}\n").actor)
     inputs = loss_inputs([[1.0, 0.0], [7.0, 0.0], [4.0, 0.0]], [[1, 1], [0, 0], [1, 0]])
     found = {name: value.item() for name, value in loss.losses(inputs)[1].items()}
     # Three tokens of two responses: 2.5, the mean of the two, is 7.5 / 3.
@@ -64,7 +64,7 @@ def test_metrics_are_sums_over_the_tokens(tmp_path):
 
 def test_copies_are_hidden_from_losses_of_whole_groups(tmp_path):
     source = "def loss(inputs):\n    return inputs.logprobs * len(inputs.logprobs), {'seen': len(inputs.logprobs)}\n"
-    loss = PolicyLoss(config_of(tmp_path, WHOLE + source).actor)
+    loss = CustomLoss(config_of(tmp_path, WHOLE + source).actor)
     inputs = loss_inputs([[1.0], [2.0], [3.0]], [[1], [0], [1]], group_ids=torch.tensor([5, -1, 5]))
     losses, metrics = loss.losses(inputs, torch.tensor([False, True, False]))
     assert (losses.flatten().tolist(), metrics["seen"].item()) == ([2.0, 0.0, 6.0], 2.0)
@@ -77,17 +77,17 @@ def test_copies_are_hidden_from_losses_of_whole_groups(tmp_path):
 
 def test_prepared_columns_reach_the_loss(tmp_path, refused):
     source = "@policy_loss(prepare=lambda m, **_: {'a': m.advantages * m.size.num_tokens, 'b': m.old_logprobs[:, 0]})\n"
-    loss = PolicyLoss(config_of(tmp_path, source + LOSS).actor)
+    loss = CustomLoss(config_of(tmp_path, source + LOSS).actor)
     mini = batch_of([[1.0, 2.0]])
     size = loss_inputs([[0.0, 0.0]], [[1, 1]]).size
     prepared = loss.prepared(mini, size)
     assert (prepared.padded("a").tolist(), prepared.padded("b").tolist()) == ([[2.0, 4.0]], [-0.5])
     assert "a" not in mini and loss.inputs(prepared, size).prepared["b"].tolist() == [-0.5]
     for name in ("values", "lengths", "width"):
-        taken = PolicyLoss(config_of(tmp_path, source.replace("'a'", f"'{name}'") + LOSS).actor)
+        taken = CustomLoss(config_of(tmp_path, source.replace("'a'", f"'{name}'") + LOSS).actor)
         with refused(f"...its prepare returned '{name}', a name of the batch's own; rename it"):
             taken.prepared(mini, size)
-    wrong = PolicyLoss(config_of(tmp_path, "@policy_loss(prepare=lambda m, **_: {'a': 1})\n" + LOSS).actor)
+    wrong = CustomLoss(config_of(tmp_path, "@policy_loss(prepare=lambda m, **_: {'a': 1})\n" + LOSS).actor)
     with refused("...its prepare, a: returned int; expected a tensor of shape [1, 2] or [1]"):
         wrong.prepared(mini, size)
 
@@ -100,7 +100,7 @@ def batch_of(advantages: list[list[float]]) -> Batch:
 
 
 def test_built_in_losses_need_nothing():
-    loss = PolicyLoss(shipped_config().actor)
+    loss = CustomLoss(shipped_config().actor)
     mini = batch_of([[1.0]])
     assert (loss.own, loss.needs, loss.statistics) == (None, LossNeeds(), ())
     assert loss.prepared(mini, loss_inputs([[0.0]], [[1]]).size) is mini

@@ -86,7 +86,7 @@ class Columns:
     # --- Filled by the models, before the update ---
     logprobs: PerResponseToken
     """[M] float32, log-probability under the policy, or NaN until the update computes it
-    (``PPOConfig.scores_in_update``); not filled if ``actor.bypass_mode`` makes it unnecessary."""
+    (``PPOConfig.first_update_scores``); not filled if ``actor.bypass_mode`` makes it unnecessary."""
     entropy: PerResponseToken
     """[M] float32, entropy of the policy's distribution in nats; filled together with ``logprobs``."""
     logsumexp: PerResponseToken

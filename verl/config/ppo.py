@@ -97,12 +97,12 @@ class PPOConfig(Group):
         return self.algorithm.adv_estimator in TOKEN_BASELINES
 
     @property
-    def scores_before_update(self) -> bool:
+    def needs_logprobs(self) -> bool:
         """Whether the policy's log-probabilities must be computed before the update, even without a custom loss."""
         return not self.actor.bypass_mode or self._signal_needs_scores
 
     @property
-    def scores_in_update(self) -> bool:
+    def first_update_scores(self) -> bool:
         """Whether the first mini-batch can use its own forward pass to compute the old log-probabilities.
 
         The log-probabilities must not be needed earlier, and the update must use the same sequences without dropout."""

@@ -30,7 +30,7 @@ class Policy:
         self,
         config: ModelConfig,
         mesh: DeviceMesh,
-        scoring: MicroBatching,
+        scoring_batches: MicroBatching,
         temperature: float,
         trainable: bool,
         source: PreTrainedModel | None = None,
@@ -39,7 +39,7 @@ class Policy:
         """Load the model.
 
         Args:
-            scoring: micro-batch limits for forward passes that are not followed by a backward pass.
+            scoring_batches: micro-batch limits for forward passes that are not followed by a backward pass.
             source: model to copy the weights from; see :func:`verl.models.loading.load_sharded_model`.
             vocabulary: number of token ids that the softmax covers, if responses come from a model whose head has a
                 different size, or None. Larger token ids are replaced by the last of these.
@@ -48,7 +48,7 @@ class Policy:
         self.forward = LogprobForward(self.model, config, mesh.device_type)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.device = mesh.device_type
-        self.scoring = scoring
+        self.scoring_batches = scoring_batches
         self.temperature = temperature
         self.vocabulary = vocabulary
 
@@ -72,7 +72,7 @@ class Policy:
         """
         if self.vocabulary is not None:
             batch = batch.columns("tokens", "source").fill(tokens=batch.tokens.clamp(max=self.vocabulary - 1))
-        parts, cuts = [], self.scoring.cut(batch)
+        parts, cuts = [], self.scoring_batches.cut(batch)
         scoring = Scoring(self.temperature, statistics=tuple(statistics), vocabulary=self.vocabulary)
         with self.parameters.loaded():
             for micro in (batch[cut] for cut in cuts):

@@ -32,7 +32,7 @@ Means = dict[str, dict[str, float]]
 
 
 class RewardManager:
-    """Computes Phi, applies it to rewards or advantages, and tracks its baselines."""
+    """Computes Phi, adds it to rewards or advantages, and tracks its baselines. It computes no rewards of its own."""
 
     def __init__(self, config: RewardManagerConfig) -> None:
         self.config = config

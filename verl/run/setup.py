@@ -39,7 +39,7 @@ from verl.run.tracker_backends import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
 from verl.utils.process_pool import KillablePool
 from verl.utils.user_code import kl_estimator
-from verl.workers.policy_loss import PolicyLoss, check_policy_loss
+from verl.workers.policy_loss import CustomLoss, check_policy_loss
 
 FAILURES = ("timeout", "memory", "crash")
 """Verdict reasons for functions that exceeded their limits or crashed."""
@@ -92,7 +92,7 @@ class TrainingSetup:
         with mistakes.collected():
             self.judge_tokenizer = judge_tokenizer(config, self.tokenizer, self.device_type)
         with mistakes.collected():
-            self.loss = PolicyLoss(config.actor)
+            self.loss = CustomLoss(config.actor)
             check_policy_loss(config, self.loss)
         with mistakes.collected():
             check_models(config, self.tokenizer, self.device_type)
@@ -301,7 +301,7 @@ def check_teacher_sources(config: PPOConfig, sources: Sequence[str]) -> None:
         raise ConfigError(f"{field}: the data_source {', '.join(map(repr, untaught)):.500} has no teacher; {fix}")
 
 
-def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLoss) -> None:
+def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: CustomLoss) -> None:
     """Raise ``ConfigError`` if the policy loss does not support batches composed by the method."""
     needs = loss.needs
     if not method.overrides("learn_from"):

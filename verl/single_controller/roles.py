@@ -242,7 +242,7 @@ class PolicyWorkers(ModelWorkers):
         settings: Mapping[str, Any] | None = None,
         max_response_length: int | None = None,
     ) -> Batch:
-        """Sample responses with the engines and the latest weights. See :func:`generate_responses`.
+        """Sample responses with the engines and their current weights. See :func:`generate_responses`.
 
         See :class:`ResponseRequests` for ``max_response_length``.
         """
@@ -270,7 +270,7 @@ class PolicyWorkers(ModelWorkers):
         enough: Callable[[Sequence[int]], bool],
         conversations: Conversations | Sessions | None = None,
     ) -> Generation:
-        """Prepare to sample ``requests`` with the latest weights. Call ``run`` on the result to start sampling."""
+        """Prepare to sample ``requests`` with the current weights. Call ``run`` on the result to start sampling."""
         self._pull_weights()
         engines = (self.engines, self._engine_size, requests, self._deterministic)
         return Generation(*engines, on_finished, enough, conversations, version=self._version)

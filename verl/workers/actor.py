@@ -25,7 +25,7 @@ from verl.models.offload import reshard
 from verl.models.output_head import Scoring, TeacherLoss
 from verl.models.policy import Policy, scoring_batches
 from verl.utils.user_code import kl_estimator
-from verl.workers.policy_loss import PolicyLoss
+from verl.workers.policy_loss import CustomLoss
 
 
 class Actor(Policy):
@@ -47,7 +47,7 @@ class Actor(Policy):
         self.micro_batches = MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
-        self.loss = PolicyLoss(config)
+        self.loss = CustomLoss(config)
         self.teachers: Sequence[Policy] = ()
         self._reading, self._loaded = ExitStack(), -1
         """Context in which a teacher is on the device during an update, and the teacher's index or -1."""

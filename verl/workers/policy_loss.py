@@ -1,4 +1,4 @@
-"""Loads and checks a run's policy loss: a built-in loss (by name) or a custom loss (by import path).
+"""Loads, checks and calls custom policy losses. Built-in losses are called in ``verl.workers.actor``.
 
 Legend: B = number of responses in the batch, R = number of response columns.
 """
@@ -27,8 +27,8 @@ LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "gra
 KWARGS = "actor.policy_loss_kwargs"
 
 
-class PolicyLoss:
-    """Loss selected by ``actor.policy_loss``.
+class CustomLoss:
+    """Custom loss that ``actor.policy_loss`` imports, and what it needs. A built-in loss needs nothing.
 
     Raises:
         ConfigError: If an import path does not name a function, or if that function does not accept its arguments.
@@ -154,7 +154,7 @@ class PolicyLoss:
         return torch.where(mask.any(dim=1), values, 0.0).sum() * (size.num_tokens / size.num_sequences)
 
 
-def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:
+def check_policy_loss(config: PPOConfig, loss: CustomLoss) -> None:
     """Raise ``ConfigError`` if the run's options conflict with the requirements of the policy loss."""
     needs, actor, n = loss.needs, config.actor, config.rollout.n
     require(

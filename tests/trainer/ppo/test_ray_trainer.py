@@ -17,7 +17,7 @@ from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, prefix_note, step_note
 from verl.trainer.ppo.rollout_scheduler import SampledStep
 from verl.trainer.ppo.updates import Updates, mini_batches
-from verl.workers.policy_loss import PolicyLoss
+from verl.workers.policy_loss import CustomLoss
 
 
 def batch_of(learned: list[list[int]], **columns) -> Batch:
@@ -128,7 +128,7 @@ def test_teacher_is_added_to_the_advantages(options, expected):
 
 @pytest.mark.parametrize(("loss", "in_update"), [("null", False), ("k3", True), ("reverse_kl", True)])
 def test_teacher_in_the_advantage_needs_old_logprobs(loss: str, in_update: bool):
-    assert ppo_config(*TAUGHT, f"teacher.loss={loss}").scores_in_update is in_update
+    assert ppo_config(*TAUGHT, f"teacher.loss={loss}").first_update_scores is in_update
 
 
 SOURCE = """
@@ -237,8 +237,8 @@ def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
     """A trainer at step 1 whose policy is recorded; ``replays``: its method chooses what to learn from."""
     trainer = object.__new__(RayPPOTrainer)
     config = trainer.config = ppo_config("rollout.n=1", *options)
-    trainer.loss, trainer.policy = PolicyLoss(config.actor), RecordedPolicy()
-    trainer.reference = trainer.teacher = trainer.teacher_prompts = trainer.critic = None
+    trainer.loss, trainer.policy = CustomLoss(config.actor), RecordedPolicy()
+    trainer.teacher_prompts = trainer.critic = None
     trainer.teacher_servers = []
     trainer.method = SimpleNamespace(overrides=lambda name: replays and name == "learn_from")
     trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
@@ -328,7 +328,7 @@ def test_bypass_mode_takes_ratios_to_the_engine():
 def test_teachers_prompts_reach_the_update(reads_verdicts: bool):
     trainer = trainer_of(["experiment=sdpo", "actor.ppo_mini_batch_size=3"])
     prompts, batch = [[5, 6], [7], None], three().fill(records=[SimpleNamespace(input_ids=[4])] * 3)
-    trainer.teacher, order = trainer.policy, []
+    order = []
     trainer.teacher_prompts = SimpleNamespace(read_verdicts=reads_verdicts, of_batch=lambda rows: prompts)
     trainer._compute_outputs(batch)
     assert ("teacher_prompts" in batch) != reads_verdicts
@@ -354,7 +354,7 @@ def test_response_has_the_teacher_of_its_source(loss: str):
     trainer, asked = trainer_of(options), []
     records = [SimpleNamespace(input_ids=[4], data_source=source) for source in "bab"]
     batch = three().fill(records=records)
-    trainer.teacher = SimpleNamespace(
+    trainer.policy = SimpleNamespace(
         map_rows=lambda _, rows: asked.append(rows.teacher.tolist()) or rows.columns().fill(logprobs=torch.zeros(6))
     )
     trainer._ask_teacher(batch)

@@ -35,7 +35,7 @@ from verl.run.session import TrainingRun
 from verl.run.setup import check_method_and_loss, check_teacher_sources
 from verl.run.warnings import form_warnings, start_notes, start_warnings
 from verl.trainer.ppo.run import run_ppo, show_validations
-from verl.workers.policy_loss import PolicyLoss
+from verl.workers.policy_loss import CustomLoss
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_uneven_mini_batches_and_a_critic_are_noted():
 def test_loss_that_a_composed_batch_cannot_serve_is_refused(refused, loss: str, why: str):
     config = ppo_config(f"experiment=rorecomp actor.policy_loss={loss}")
     with refused(f"trainer.method='...': overrides learn_from, but ...{why}..."):
-        check_method_and_loss(config, MethodCalls(config, None), PolicyLoss(config.actor))
+        check_method_and_loss(config, MethodCalls(config, None), CustomLoss(config.actor))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Shapes: B responses, R response columns, G groups (one per prompt). Common arguments:
 
 - ``token_rewards [B, R]``: floating-point rewards per token. A response's score s is the sum of its rewards.
-- ``response_mask [B, R]``: true or 1 on response tokens. Other tensors are ignored outside this mask.
+- ``response_mask [B, R]``: true or 1 on the tokens that the policy wrote. Other tensors are ignored outside this mask.
 - ``learned_mask [B, R]``: true on tokens to learn from. Other tokens only affect the statistics of their group.
 - ``group_ids [B]``: int64 ids in any order, equal for responses to the same prompt.
 

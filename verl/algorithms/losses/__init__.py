@@ -21,9 +21,7 @@ from verl.algorithms.losses.per_token import (
     value_loss,
 )
 
-PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-
-POLICY_LOSSES: dict[str, PolicyLoss] = {
+POLICY_LOSSES: dict[str, Callable[..., tuple[Tensor, dict[str, Tensor]]]] = {
     "ppo_clip": ppo_clip_loss,
     "gspo": gspo_loss,
     "cispo": cispo_loss,

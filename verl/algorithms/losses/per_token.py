@@ -5,7 +5,7 @@ Shapes: B responses, R response columns. Ratio: r = exp(logprobs - old_logprobs)
 - ``logprobs``: log-probabilities (nats) of the response tokens under the policy being trained
 - ``old_logprobs``: log-probabilities (nats) under the policy at the start of the step
 - ``advantages``: advantages A
-- ``response_mask``: true or 1 on response tokens; values outside it are ignored
+- ``response_mask``: true or 1 on the response tokens to learn from; values outside it are ignored
 
 Policy losses return losses ``[B, R]``, which are 0 outside the mask, and detached metrics. Metrics are sums over
 tokens, so they can be added up across micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020),

@@ -81,10 +81,7 @@ class RayPPOTrainer(Trainer):
         self.logged_prefix_note = self.listed_operations = self.looked_at_scores = self.checked_batch = False
         self.loss = setup.loss
         self.policy = scheduler.policy
-        policy, critic = self.policy, config.critic
-        layout = (policy.ranks_per_share, policy.balance, policy.whole_prompts)
-        self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
-        self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
+        critic = config.critic
         self.teacher_prompts, self.teacher_servers = setup.teacher_prompts, setup.teacher_servers
         ranks_per_share = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, ranks_per_share, critic.use_dynamic_bsz) if config.uses_critic else None
@@ -180,12 +177,13 @@ class RayPPOTrainer(Trainer):
         """Compute log-probabilities under policy, reference and teacher, the critic's values, and rank metrics."""
         config, work, measured = self.config, Work.of(batch.lengths), batch.names
         self.timer.count(BATCH, work)
-        if config.scores_before_update or self.loss.needs.old_policy:
+        if config.needs_logprobs or self.loss.needs.old_policy:
             self._compute_logprobs(batch, self._num_scored_in_update)
+        # Usually the same tensor as logprobs, whose missing values the first update fills in place.
         batch.fill(old_logprobs=batch.rollout_logprobs if config.actor.bypass_mode else self._old_logprobs(batch))
-        if self.reference is not None:
+        if config.uses_reference:
             with self.timer.phase("ref"):
-                scored = self.reference.map_rows("compute_ref_logprobs", batch.columns("tokens"))
+                scored = self.policy.map_rows("compute_ref_logprobs", batch.columns("tokens"))
                 batch.fill(ref_logprobs=scored.logprobs)
             self.timer.count("ref", work)
         if self.teacher_prompts is None or not self.teacher_prompts.read_verdicts:
@@ -200,7 +198,7 @@ class RayPPOTrainer(Trainer):
 
     def _ask_teacher(self, batch: Batch) -> None:
         """Fill the teacher columns that the config requires: prompts, log-probabilities and rank metrics."""
-        if self.teacher is None:
+        if not self.config.uses_teacher:
             return
         options, rows = self.config.teacher, batch.columns("tokens", "source")
         with self.timer.phase("teacher"):
@@ -221,7 +219,7 @@ class RayPPOTrainer(Trainer):
                 batch.fill(teacher=rows.teacher)
             if not options.scores_samples:
                 return
-            scored = self.teacher.map_rows("compute_teacher_logprobs", rows)
+            scored = self.policy.map_rows("compute_teacher_logprobs", rows)
             batch.fill(teacher_logprobs=scored.logprobs)
             batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
         self.timer.count("teacher", Work.of(rows.lengths))
@@ -242,16 +240,16 @@ class RayPPOTrainer(Trainer):
     def _num_scored_in_update(self) -> int:
         """Number of leading responses whose log-probabilities come from the first update, saving a forward pass."""
         config = self.config
-        in_update = config.scores_in_update and not self.loss.needs.before_update
+        in_update = config.first_update_scores and not self.loss.needs.before_update
         other_rows = self.method.overrides("learn_from")
         updates = self.step > config.trainer.critic_warmup
         return config.actor.ppo_mini_batch_size * config.rollout.n if in_update and updates and not other_rows else 0
 
-    def _compute_logprobs(self, batch: Batch, num_later: int) -> None:
-        """Compute the policy's log-probabilities and statistics, with NaN for the first ``num_later`` responses."""
-        later, rest = batch[:num_later], batch[num_later:]
-        nan = torch.full((int(later.response_lengths.sum()),), torch.nan)
-        parts = [later.columns().fill(logprobs=nan, entropy=nan)] if num_later else []
+    def _compute_logprobs(self, batch: Batch, num_in_update: int) -> None:
+        """Compute the policy's log-probabilities and statistics, with NaN for the first ``num_in_update`` responses."""
+        unscored, rest = batch[:num_in_update], batch[num_in_update:]
+        nan = torch.full((int(unscored.response_lengths.sum()),), torch.nan)
+        parts = [unscored.columns().fill(logprobs=nan, entropy=nan)] if num_in_update else []
         if len(rest):
             with self.timer.phase("old_log_prob"):
                 parts.append(self.policy.compute_logprobs(rest))
@@ -259,7 +257,10 @@ class RayPPOTrainer(Trainer):
         batch.merge(Batch.join(parts))
 
     def _collect_verdicts(self, sampled: SampledStep, batch: Batch) -> None:
-        """Wait for the verifiers, then add metrics of the verdicts and of the training batch."""
+        """Wait for the verifiers, then add metrics of the verdicts and of the training batch.
+
+        This fills the verdicts' columns of ``sampled.batch``, which is usually ``batch`` itself.
+        """
         with self.timer.phase("reward"):
             sampled.collect_verdicts()
         if self.teacher_prompts is not None and self.teacher_prompts.read_verdicts:
@@ -326,14 +327,14 @@ class RayPPOTrainer(Trainer):
         """Update the policy, except during the critic's warmup."""
         if self.step <= self.config.trainer.critic_warmup:
             return
-        num_later = self._num_scored_in_update
-        if num_later and not batch.columns("learn_mask")[:num_later].learn_mask.any():
+        num_in_update = self._num_scored_in_update
+        if num_in_update and not batch.columns("learn_mask")[:num_in_update].learn_mask.any():
             # The first update will be skipped, because it has nothing to learn from, so score its rows here.
             with self.timer.phase("old_log_prob"):
-                fill_first(batch, self.policy.compute_logprobs(batch[:num_later]))
-            self.timer.count("old_log_prob", Work.of(batch.lengths[:num_later]))
-            num_later = 0
-        self.metrics |= self.updates.update_actor(batch, rows, self.step, num_later)
+                fill_first(batch, self.policy.compute_logprobs(batch[:num_in_update]))
+            self.timer.count("old_log_prob", Work.of(batch.lengths[:num_in_update]))
+            num_in_update = 0
+        self.metrics |= self.updates.update_actor(batch, rows, self.step, num_in_update)
         teacher = self.config.teacher
         if teacher.is_average and self.step % teacher.update_freq == 0:
             self.workers.run("update_teacher", teacher.update_rate)
@@ -344,7 +345,7 @@ class RayPPOTrainer(Trainer):
 
     def _compare_policies(self, batch: Batch) -> None:
         """Log the mismatch between engine and policy on newly sampled responses, and between policy and teacher."""
-        if self.teacher is not None:
+        if self.config.uses_teacher:
             self.metrics |= teacher_metrics(batch)
             of_rows = metrics_by_source(
                 data_sources(batch), self.scheduler.sources, lambda rows: teacher_metrics(batch[rows])

@@ -16,7 +16,7 @@ from verl.trainer.logging.rollout_metrics import filtered_length_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.further_rows import with_further_rows
 from verl.trainer.training import SkippedUpdates
-from verl.workers.policy_loss import PolicyLoss
+from verl.workers.policy_loss import CustomLoss
 
 ACTOR_COLUMNS = (
     *("tokens", "source", "learn_mask", "old_logprobs", "advantages"),
@@ -35,7 +35,7 @@ class Updates:
     config: PPOConfig
     policy: PolicyWorkers
     critic: ModelWorkers | None
-    loss: PolicyLoss
+    loss: CustomLoss
     timer: PhaseTimer
 
     def __post_init__(self) -> None:
@@ -55,10 +55,10 @@ class Updates:
 
         return self._run("critic", batch.columns(*CRITIC_COLUMNS), rows, update, step)
 
-    def update_actor(self, batch: Batch, rows: Tensor | None, step: int, num_later: int) -> Metrics:
+    def update_actor(self, batch: Batch, rows: Tensor | None, step: int, num_in_update: int) -> Metrics:
         """Update the policy on ``rows`` of the batch, or on all rows if ``rows`` is None.
 
-        The first update fills ``logprobs`` and ``entropy`` of the first ``num_later`` responses in place.
+        The first update fills ``logprobs`` and ``entropy`` of the first ``num_in_update`` responses in place.
         """
         rules = self.config.algorithm.rollout_correction
         metrics: Metrics = {}
@@ -74,11 +74,11 @@ class Updates:
         metrics |= filtered_length_metrics(batch, max_length)
 
         def update(mini: Batch, num_tokens: int, num_sequences: int) -> Metrics:
-            nonlocal num_later
+            nonlocal num_in_update
             mini = self.loss.prepared(mini, BatchSize(num_tokens, num_sequences, max_length))
-            if not num_later:
+            if not num_in_update:
                 return self.policy.run_update("actor.update", mini, num_tokens, num_sequences)
-            num_later = 0
+            num_in_update = 0
             sizes = (num_tokens, num_sequences)
             of_update, scored = self.policy.run_scoring_update("actor.update_on_policy", mini, *sizes)
             fill_first(batch, scored)
@@ -152,7 +152,7 @@ def fill_first(batch: Batch, scored: Batch) -> None:
 
     The values are copied in place, because ``old_logprobs`` is the same tensor as ``logprobs``.
     """
-    assert batch.old_logprobs is batch.logprobs, "PPOConfig.scores_in_update"
+    assert batch.old_logprobs is batch.logprobs, "PPOConfig.first_update_scores"
     num = len(scored.logprobs)
     batch.logprobs[:num] = scored.logprobs
     batch.entropy[:num] = scored.entropy
