@@ -99,7 +99,7 @@ BUDGETS = {
     "analysis": 1382,
     "api": 186,
     "batch": 837,
-    "checkpoint": 1315,
+    "checkpoint": 1316,
     "cli": 1352,
     "cluster": 1516,
     "config": 3936,

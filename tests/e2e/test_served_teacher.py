@@ -45,13 +45,17 @@ def test_served_teacher_gives_the_losses_of_the_workers(address, tiny_model, ari
         "server": ["teacher.model.path=none", f"teacher.server.address={address}", "teacher.rank_metrics=false"],
         "workers": [f"teacher.model.path={TEACHER}"],
     }
-    found = {}
-    for name, options in places.items():
-        overrides = [*small_overrides(tiny_model, arithmetic_prompts, tmp_path / name), "experiment=distill", *options]
-        Run.complete([*overrides, "rollout.temperature=1", "teacher.top_k=8"], tmp_path / f"{name}.log")
-        found[name] = records(tmp_path / name)
-    steps = zip(found["server"][1:], found["workers"][1:], strict=True)
-    for (served, local), tolerance in zip(steps, (1e-5, 1e-3), strict=True):
-        assert served["actor/teacher_loss"] > 0.01
-        for metric in ("actor/teacher_loss", "teacher/reverse_kl", "actor/grad_norm"):
-            assert served[metric] == pytest.approx(local[metric], rel=tolerance), metric
+    # A reverse KL multiplies the rounding of the rest, which is what the server's numbers leave of 1.
+    for loss, tolerance in (("forward_kl", 1e-6), ("reverse_kl", 1e-4)):
+        found = []
+        for name, options in places.items():
+            folder = tmp_path / f"{name}_{loss}"
+            overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "experiment=distill", *options]
+            overrides += [f"teacher.loss={loss}", "rollout.temperature=1", "teacher.top_k=8"]
+            Run.complete(overrides, tmp_path / f"{folder.name}.log")
+            found.append(records(folder)[1:])
+        for served, local in zip(*found, strict=True):
+            assert served["actor/teacher_loss"] > 1
+            assert served["teacher/reverse_kl"] == pytest.approx(local["teacher/reverse_kl"], rel=1e-6)
+            for metric in ("actor/teacher_loss", "actor/grad_norm"):
+                assert served[metric] == pytest.approx(local[metric], rel=tolerance), metric

@@ -113,7 +113,8 @@ def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:
         yield from [Path(module)] if Path(module).is_file() else []
-    elif ":" in path and all(part.isidentifier() for part in module.split(".")):
+    # Not an address, whose http is also a module of Python's library.
+    elif ":" in path and "://" not in path and all(part.isidentifier() for part in module.split(".")):
         with suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(module)
             if spec is not None and spec.has_location and HERE not in Path(str(spec.origin)).parents:
