@@ -112,8 +112,8 @@ def test_every_data_source_has_a_teacher(refused):
         ("teacher.by_source[a]", "http://s/v1", "m"),
         ("teacher.by_source[b]", "http://t/v1", "m"),
     ]
-    equals = 'teacher.by_source=["lang==en=/lr=1/m","==x====Q/m"]'
-    assert ppo_config(equals).teacher.sources == {"lang=en": "/lr=1/m", "=x=": "=Q/m"}
+    equals = 'teacher.by_source=["lang==en=/lr=1/m","==x===Q/m"]'
+    assert ppo_config(equals).teacher.sources == {"lang=en": "/lr=1/m", "=x=": "Q/m"}
 
 
 class Reached(Exception):
