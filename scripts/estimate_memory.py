@@ -14,6 +14,7 @@ from rich.table import Table
 
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
+from verl.config.teacher import path_option
 from verl.run.memory import GB, estimate, parameters_of, peak_of, shape_of
 
 
@@ -28,7 +29,9 @@ def main(argv: list[str]) -> None:
         shapes = {name: shape for name, model in config.models.items() if (shape := shape_of(model))}
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    if unknown := [f"{name}.path={model.path!r}" for name, model in config.models.items() if name not in shapes]:
+    if unknown := [
+        f"{path_option(name)}={model.path!r}" for name, model in config.models.items() if name not in shapes
+    ]:
         sys.exit(f"error: {', '.join(unknown)}: only decoder-only models with gated MLPs are estimated")
     phases = estimate(config, options.gpu_gb, shapes)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))

@@ -95,23 +95,23 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 90
 
 BUDGETS = {
-    "algorithms": 1826,
+    "algorithms": 1838,
     "analysis": 1382,
     "api": 186,
     "batch": 837,
-    "checkpoint": 1308,
-    "cli": 1351,
+    "checkpoint": 1316,
+    "cli": 1352,
     "cluster": 1516,
-    "config": 3908,
+    "config": 3936,
     "data": 2013,
     "evaluation": 2787,
     "method": 535,
-    "models": 3783,
+    "models": 3799,
     "rank": 1223,
     "recipes": 1909,
     "rewards": 1820,
     "rollout": 5189,
-    "run": 2598,
+    "run": 2624,
     "single_controller": 1603,
     "spectral": 1650,
     "trainer": 3927,
@@ -119,7 +119,7 @@ BUDGETS = {
     "verifiers": 3142,
     "verl": 57,
     "vllm_patches": 1906,
-    "workers": 1188,
+    "workers": 1191,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""

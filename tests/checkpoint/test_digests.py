@@ -75,7 +75,19 @@ def test_sources_that_share_a_teacher_may_part(digests, tiny_model: Path, tmp_pa
     data, teachers = jsonl(tmp_path / "a.jsonl", *ROWS), [f"a={tiny_model}", f"b={tiny_model}"]
     before = digests(data, teacher={"by_source": teachers})
     now = digests(data, teacher={"by_source": [teachers[0], "b=another/model"]})
-    assert before.keys() == now.keys() and differing(before, now) == {"teacher.by_source[b].path"}
+    assert before.keys() == now.keys() and differing(before, now) == {"teacher.by_source[b]"}
+
+
+def test_changed_teacher_address_is_noticed(digests, tmp_path: Path):
+    data, address = jsonl(tmp_path / "a.jsonl", *ROWS), "http://t/v1"
+
+    def served(*by_source: str, **server: Any) -> dict[str, str]:
+        return digests(data, teacher={"server": {"address": address} | server, "by_source": [*by_source]})
+
+    before = served(f"a={address}", "b=http://u/v1")
+    assert served(f"a={address}", "b=http://u/v1", address=f"{address}/") == before
+    now = served(f"a={address}", "b=http://w/v1", address="http://v/v1", model="large")
+    assert differing(before, now) == {"teacher.server.address", "teacher.server.model", "teacher.by_source[b]"}
 
 
 CODE = {

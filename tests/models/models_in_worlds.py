@@ -19,7 +19,7 @@ from verl.models.micro_batches import scored_by_teachers
 from verl.models.offload import full_tensor
 from verl.models.policy import Policy
 from verl.models.sequence_parallel import sequence_group
-from verl.models.tokenizer import load_tokenizer
+from verl.models.tokenizer import load_tokenizer, num_ids
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.sft import SFTWorker
@@ -125,13 +125,14 @@ def learn_from_teacher(
     sequence, (num_tokens, num_sequences) = config.model.ulysses_sequence_parallel_size, counts(rows)
     correction = config.algorithm.rollout_correction
     actor = Actor(config.actor, correction, config.model, mesh, config.rollout.temperature, 10, rows.width)
+    tokenizer = load_tokenizer(config.model.path, False)
     if config.teacher.is_average:
         teachers: list[Policy] = [MovingAverage(config, mesh, actor)]
     elif config.teacher.is_policy:
         teachers = [actor]
     else:
-        teachers = load_teachers(config, mesh, load_tokenizer(config.model.path, False))
-    actor.learn_from_teachers(config.teacher, teachers)
+        teachers = load_teachers(config, mesh, tokenizer)
+    actor.learn_from_teachers(config.teacher, teachers, num_ids(tokenizer))
     mine = share(rows, sequence)
     read = mine.after(mine.teacher_prompts) if "teacher_prompts" in mine else mine
     if "teacher" in mine and read is not mine:

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tests.kit import shipped_config
+from verl.algorithms.divergence import DIVERGENCES, NO_TOKEN
 from verl.batch import Batch
 from verl.cluster.failures import MachineError
 from verl.config import ConfigError
 from verl.config.teacher import TeacherServerConfig
+from verl.models.output_head import TeacherLoss
 from verl.run import teacher_server
 from verl.run.teacher_server import TeacherServer, ask_servers
 
@@ -120,17 +122,59 @@ def test_server_returns_its_likeliest_tokens(tiny_tokenizer, refused):
     assert found.teacher_logprobs.tolist() == pytest.approx([logprob(7, 2), logprob(2, 3)])
 
 
-def test_fewer_or_unknown_likeliest_tokens_are_refused(tiny_tokenizer, refused):
-    for k, tokens, line in ((2, [6], "fewer tokens than teacher.top_k=2"), (1, [400, 6], "tokens that the policy's")):
-        entry = {str(token): {"logprob": -0.1 if token == 400 else -1.0} for token in tokens}
+def listing(row: list[int], *entries: dict[int, float]) -> Reply:
+    """Return the server's answer to a row, with the log-probabilities by token after the first."""
+    listed = [{str(token): {"logprob": value} for token, value in entry.items()} for entry in entries]
+    answer = {"choices": [{"prompt_logprobs": [None, *listed]}]}
+    return lambda path, body: (200, answer) if body.get("prompt") == row else (0, None)
 
-        def change(path: str, body: dict[str, Any], entry: Any = entry) -> tuple[int, Any]:
-            wrong = {"choices": [{"prompt_logprobs": [None, entry]}]}
-            return (200, wrong) if body.get("prompt") == [5, 6] else (0, None)
 
-        with Teacher(tiny_tokenizer, change).served() as address:
+def test_padding_of_the_servers_head_is_left_out(tiny_tokenizer):
+    num_ids, k, row = 262, 4, [5, 6, 7, 8, 9]
+    student, teacher = 2 * torch.randn(2, 4, 280, generator=torch.Generator().manual_seed(0))
+    # At most four ids of padding have a probability that float64 can see. They are all among the likeliest.
+    teacher[:, num_ids:] = -1e4
+    teacher[0, 270] = teacher[1, 262] = teacher[1, 279] = teacher[3, 265:269] = 8.0
+    listed = teacher.double().log_softmax(dim=1)
+    entries = [
+        {i: position[i].item() for i in {token, *position.topk(k).indices.tolist()}}
+        for token, position in zip(row[1:], listed, strict=True)
+    ]
+    with Teacher(tiny_tokenizer, listing(row, *entries)).served() as address:
+        server = TeacherServer(options(address), tiny_tokenizer, [], top_k=k)
+        found = server.score(Batch.of([row[:1]], [row[1:]]))
+    cut = teacher[:, :num_ids].log_softmax(dim=1)
+    expected = cut.gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+    torch.testing.assert_close(found.teacher_logprobs, expected, rtol=1e-5, atol=1e-5)
+    kept = [3, 2, 4, 0]
+    assert [sum(index != NO_TOKEN for index in ids) for ids in found.teacher_top_k_ids.tolist()] == kept
+    entries = torch.cat([found.teacher_top_k_logprobs, found.teacher_top_k_ids.float()], dim=1)
+    for name in DIVERGENCES:
+        served, exact = (student.clone().requires_grad_() for _ in range(2))
+        losses = TeacherLoss(name, 1.0, 0.3, k, num_ids, is_top_k=True).of(served, entries)
+        assert losses[3].abs() < 1e-5  # with no token known, nothing is compared
+        losses[:3].sum().backward()
+        terms = [TeacherLoss(name, 1.0, 0.3, kept[i], num_ids).of(exact[i], teacher[i]) for i in range(3)]
+        sum(terms).backward()
+        torch.testing.assert_close(losses[:3], torch.stack(terms), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(served.grad, exact.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_sampled_padding_is_read_as_the_last_token(tiny_tokenizer):
+    teacher = Teacher(tiny_tokenizer)
+    with teacher.served() as address:
+        TeacherServer(options(address), tiny_tokenizer, []).score(Batch.of([[5]], [[270, 6]]))
+    assert teacher.asked[-1][1]["prompt"] == [5, 261, 6]
+
+
+def test_fewer_or_negative_likeliest_tokens_are_refused(tiny_tokenizer, refused):
+    for k, entry, line in (
+        (2, {6: -1.0}, "fewer tokens than teacher.top_k=2; lower it"),
+        (1, {-1: -0.1, 6: -1.0}, "without the log-probabilities of the prompt..."),
+    ):
+        with Teacher(tiny_tokenizer, listing([5, 6], entry)).served() as address:
             server = TeacherServer(options(address), tiny_tokenizer, [], top_k=k)
-            with refused(f"...answered {line}...", MachineError):
+            with refused(f"...answered {line}", MachineError):
                 server.score(Batch.of([[5]], [[6]]))
 
 
@@ -236,12 +280,7 @@ def test_silent_server_costs_the_time_limit(tiny_tokenizer, refused):
 
 @pytest.mark.parametrize("value", [0.5, float("nan"), float("-inf"), -1e308, -(10**400)])
 def test_logprobs_are_numbers_of_at_most_0(tiny_tokenizer, refused, value: float):
-    wrong = {"choices": [{"prompt_logprobs": [None, {"6": {"logprob": value}}]}]}
-
-    def change(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return (200, wrong) if body.get("prompt") == [5, 6] else (0, None)
-
-    with Teacher(tiny_tokenizer, change).served() as address:
+    with Teacher(tiny_tokenizer, listing([5, 6], {6: value})).served() as address:
         server = TeacherServer(options(address), tiny_tokenizer, [])
         with refused("...answered ...log-probabilities...", MachineError):
             server.score(Batch.of([[5]], [[6]]))

@@ -6,11 +6,15 @@ E is the number of events: either all tokens of the vocabulary, or k tokens and 
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 SMALLEST_TAIL = 1e-6
 """Smallest probability of a tail that can be told from 0 if the log-probabilities of the other events are rounded to
 float32, as a server's are."""
+
+NO_TOKEN = -1
+"""Id of an entry without a token, if a server returned fewer than k of the tokenizer's tokens."""
 
 Terms = tuple[Tensor, Tensor]
 """Terms of a divergence and weights w of its gradient, both of shape [..., E]. The sum of the terms over events is the
@@ -91,13 +95,21 @@ def given_top_k_events(student: Tensor, logprobs: Tensor, ids: Tensor) -> tuple[
 
     Args:
         student: Log-probabilities of all tokens, [..., V].
-        logprobs, ids: The teacher's log-probabilities of its k most likely tokens, and their ids, [..., k] each.
+        logprobs, ids: The teacher's log-probabilities of its k most likely tokens, and their ids, [..., k] each. If
+            fewer are known, the other ids are ``NO_TOKEN``.
     """
-    tail = (1 - logprobs.double().exp().sum(dim=-1, keepdim=True)).clamp(min=SMALLEST_TAIL).log().to(logprobs.dtype)
-    return _with_tail(student, ids), torch.cat([logprobs, tail], dim=-1)
+    absent = ids == NO_TOKEN
+    known = logprobs.double().exp().masked_fill(absent, 0.0).sum(dim=-1, keepdim=True)
+    teacher = torch.cat([logprobs, (1 - known).clamp(min=SMALLEST_TAIL).log().to(logprobs.dtype)], dim=-1)
+    # Equal values, here 0, add nothing to a divergence or its gradient.
+    absent = F.pad(absent, (0, 1))
+    return _with_tail(student, ids).masked_fill(absent, 0.0), teacher.masked_fill(absent, 0.0)
 
 
 def _with_tail(logprobs: Tensor, ids: Tensor) -> Tensor:
-    others = torch.zeros_like(logprobs, dtype=torch.bool).scatter(-1, ids, value=True)
-    tail = logprobs.masked_fill(others, -torch.inf).logsumexp(dim=-1, keepdim=True)
-    return torch.cat([logprobs.gather(-1, ids), tail], dim=-1)
+    size = logprobs.shape[-1]
+    # A column after the last token takes the marks of NO_TOKEN.
+    unmarked = torch.zeros(*logprobs.shape[:-1], size + 1, dtype=torch.bool, device=logprobs.device)
+    marked = unmarked.scatter(-1, ids.remainder(size + 1), value=True)[..., :size]
+    tail = logprobs.masked_fill(marked, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return torch.cat([logprobs.gather(-1, ids.clamp(min=0)), tail], dim=-1)

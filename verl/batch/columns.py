@@ -105,8 +105,8 @@ class Columns:
     """[M] float32, log-probability under the teacher; filled only if ``TeacherConfig.scores_samples``."""
     teacher_top_k_logprobs: TopKPerResponseToken
     teacher_top_k_ids: TopKPerResponseToken
-    """[M, k] float32 and int64, the teacher's k most likely tokens; filled only if ``teacher.loss`` compares them with
-    a server's."""
+    """[M, k] float32 and int64, a server's k most likely tokens, whose ids may be ``NO_TOKEN``; filled only if
+    ``teacher.loss`` compares them."""
     teacher: PerEpisode
     """[B] int64, index of the teacher of the response (``TeacherConfig.index_of``); filled only with several teachers
     in the workers."""

@@ -16,6 +16,7 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import summands
 from verl.config.sft import SFTConfig
+from verl.config.teacher import path_option
 from verl.data.prompts import PromptDataset
 from verl.models.hub import model_digest
 from verl.rollout.environments.verl_tools import listed_tools, tool_import_path
@@ -50,10 +51,16 @@ def run_digests(
         files = sorted(file for name in ("verifiers", "rewards") for file in (HERE / name).rglob("*.py"))
         digests[VERIFIERS] = digest(file.read_text() for file in files)
         models = config.models if config.uses_reference else {k: v for k, v in config.models.items() if k != "model"}
-        paths = {prefix: model.path for prefix, model in models.items()}
-        if not config.teacher.is_server:  # sources that share a teacher may part
-            paths |= {f"teacher.by_source[{source}]": path for source, path in config.teacher.sources.items()}
-        digests |= {f"{prefix}.path": model_digest(path) for prefix, path in paths.items()}
+        paths = {path_option(prefix): model.path for prefix, model in models.items()}
+        # Sources that share a teacher may part.
+        sources = {f"teacher.by_source[{source}]": place for source, place in config.teacher.sources.items()}
+        if config.teacher.is_server:
+            server = config.teacher.server
+            named = sources | {"teacher.server.address": server.address or "", "teacher.server.model": server.model}
+            digests |= {name: digest([value and value.rstrip("/")]) for name, value in named.items()}
+        else:
+            paths |= sources
+        digests |= {option: model_digest(path) for option, path in paths.items()}
     return digests | {name: digest([file.read_text(errors="replace")]) for name, file in code_files(asdict(config))}
 
 
@@ -106,7 +113,8 @@ def _files_of(path: str, is_file: bool = False) -> Iterator[Path]:
     module = path.rpartition(":")[0] or path
     if module.endswith(".py") or is_file:
         yield from [Path(module)] if Path(module).is_file() else []
-    elif ":" in path and all(part.isidentifier() for part in module.split(".")):
+    # Not an address, whose http is also a module of Python's library.
+    elif ":" in path and "://" not in path and all(part.isidentifier() for part in module.split(".")):
         with suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(module)
             if spec is not None and spec.has_location and HERE not in Path(str(spec.origin)).parents:

@@ -16,7 +16,7 @@ from verl.config.errors import Mistakes
 from verl.config.rewards import RewardManagerConfig, RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import AsyncTrainingConfig, RolloutConfig
 from verl.config.signal import GROUP_ESTIMATORS, TOKEN_BASELINES, AlgorithmConfig
-from verl.config.teacher import TeacherConfig
+from verl.config.teacher import TeacherConfig, options_of
 from verl.config.trainer import TrainerConfig
 
 ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
@@ -248,8 +248,7 @@ class PPOConfig(Group):
         fix = "rollout.name=hf has no tensor parallelism; set it to 1"
         self.require(self.rollout.name == "vllm" or parallel == 1, "rollout.tensor_parallel_size", fix)
         for prefix, model in self.models.items():
-            if prefix in self.teacher.models:
-                prefix = "teacher.model"  # whose options other than the path are those of all teachers
+            prefix = options_of(prefix)
             for workers in self.trainer.world_sizes:
                 check_workers(model, prefix, workers)
             fix = "only the policy starts from an adapter; merge it into the model, and set this to null"

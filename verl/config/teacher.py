@@ -1,5 +1,6 @@
 """Config group ``teacher``: on-policy distillation from a frozen model or from the policy itself."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -50,12 +51,37 @@ class TeacherServerConfig(Group):
     def check(self) -> None:
         fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
         self.require(self.address is None or self.address.startswith(HTTP), "address", fix)
-        _require_no_password("address", self.address or "")
+        _require_no_secret("address", self.address or "")
 
 
-def _require_no_password(field: str, address: str) -> None:
-    # The address appears in files and messages.
-    require("@" not in address, field, "...", "must have no user and password; set OPENAI_API_KEY")
+def _require_no_secret(field: str, address: str) -> None:
+    # The address appears in files and messages, and requests append to it.
+    fix = "must have no user, password or query; set OPENAI_API_KEY"
+    require(not any(mark in address for mark in "@?#"), field, "...", fix)
+
+
+_BY_SOURCE = "teacher.by_source["
+
+
+def path_option(prefix: str) -> str:
+    """Return the option that names the path of the model ``prefix``, a key of ``PPOConfig.models``."""
+    return prefix if prefix.startswith(_BY_SOURCE) else f"{prefix}.path"
+
+
+def options_of(prefix: str) -> str:
+    """Return the group with the model's other options, which all teachers share."""
+    return "teacher.model" if prefix.startswith(_BY_SOURCE) else prefix
+
+
+def by_source_entry(source: str, place: str) -> str:
+    """Return the entry of ``by_source`` for a data source and the path or address of its teacher."""
+    return f"{source.replace('=', '==')}={place}"
+
+
+def _source_and_place(entry: str) -> tuple[str, str]:
+    """Split an entry at its first single ``=``. Without one, the place is empty."""
+    parts = re.fullmatch(r"((?:[^=]|==)*)=(?!=)(.*)", entry, re.DOTALL)
+    return (entry, "") if parts is None else (parts[1].replace("==", "="), parts[2])
 
 
 @dataclass(frozen=True)
@@ -72,9 +98,10 @@ class TeacherConfig(Group):
     size, only the tokenizer's tokens are compared."""
     server: TeacherServerConfig
     by_source: list[str]
-    """Teachers of single data sources, each as ``data_source=path`` or ``data_source=address``. They use the other
-    options of ``model`` or ``server``. Prompts of other sources have the teacher ``model`` or ``server``; if that is
-    none, they are refused before the run. With ``model.fsdp.param_offload``, only one teacher is loaded at a time."""
+    """Teachers of single data sources, each as ``data_source=path`` or ``data_source=address``, where ``=`` in the name
+    of a data source is written ``==``. They use the other options of ``model`` or ``server``. Prompts of other sources
+    have the teacher ``model`` or ``server``; if that is none, they are refused before the run. With
+    ``model.fsdp.param_offload``, only one teacher is loaded at a time."""
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as text or
     messages, such as the question with its solution. If it has parameters named ``response``, ``verdict`` and
@@ -131,7 +158,7 @@ class TeacherConfig(Group):
     @property
     def sources(self) -> dict[str, str]:
         """Data source -> path or address of its teacher, from ``by_source``."""
-        return {source: place for source, _, place in (entry.partition("=") for entry in self.by_source)}
+        return dict(map(_source_and_place, self.by_source))
 
     def index_of(self, source: str) -> int | None:
         """Return the index of a data source's teacher in ``models`` or ``servers``, or None if it has no teacher."""
@@ -157,7 +184,7 @@ class TeacherConfig(Group):
         default, name = self._default, "teacher.model" if self.server.address is None else "teacher.server.address"
         places = {} if default is None else {default: name}
         for source, place in self.sources.items():
-            places.setdefault(place, f"teacher.by_source[{source}]")
+            places.setdefault(place, f"{_BY_SOURCE}{source}]")
         return places
 
     @property
@@ -216,10 +243,12 @@ class TeacherConfig(Group):
     def _check_sources(self) -> None:
         seen = set[str]()
         for entry in self.by_source:
-            source, _, place = entry.partition("=")
-            _require_no_password("by_source", entry if "://" in entry else "")
+            source, place = _source_and_place(entry)
+            _require_no_secret("by_source", entry if "://" in entry else "")
             form = "must have the form data_source=path or data_source=http://..."
             require(bool(source.strip() and place.strip()), "by_source", entry, form)
+            fix = "has two places to end the data source; write = in its name as ==, and a folder as ./a=b"
+            require("=" not in place.partition("/")[0], "by_source", entry, fix)
             require(source not in seen, "by_source", entry, f"{source} already has a teacher; leave out one of them")
             fix = "a data source's teacher is a frozen model or a server; name one of these"
             require(place not in (NO_MODEL, POLICY), "by_source", entry, fix)

@@ -9,6 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
+from verl.config.teacher import options_of, path_option
 from verl.models.fsdp import decoder_layers
 from verl.models.info import ModelInfo, check_weights
 from verl.models.lora import adapter_options
@@ -38,12 +39,21 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
     """Raise ``ConfigError`` if a required package is missing, or if the model is incompatible with one of its options.
 
     Args:
-        prefix: path of the model's options in the config, such as ``critic.model``.
+        prefix: key of ``PPOConfig.models``, such as ``critic.model``.
         device_type: ``cpu`` or ``cuda``.
     """
-    info = ModelInfo.of(config)
+    info, options = ModelInfo.of(config), options_of(prefix)
     _check_text_model(config, info, prefix)
-    check_weights(info, f"{prefix}.path={config.path!r}")
+    check_weights(info, f"{path_option(prefix)}={config.path!r}")
+    try:
+        _check_options(config, info, options, device_type)
+    except ConfigError as error:
+        if options == prefix:
+            raise
+        raise ConfigError(f"{prefix}: {error}") from error
+
+
+def _check_options(config: ModelConfig, info: ModelInfo, prefix: str, device_type: str) -> None:
     _check_attention(config, info, prefix, device_type)
     if config.use_liger:
         field, kind = f"{prefix}.use_liger=True", info.config.model_type
@@ -63,7 +73,7 @@ def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
 
 
 def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None:
-    field, kind = f"{prefix}.path={config.path!r}", info.config.model_type
+    field, kind = f"{path_option(prefix)}={config.path!r}", info.config.model_type
     further = [name.removesuffix("_config") for name in MODALITIES if getattr(info.config, name, None) is not None]
     if further:
         raise ConfigError(
@@ -72,7 +82,8 @@ def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None
         )
     # Critics and reward models are checked by check_value_architecture.
     remote_code = "AutoModelForCausalLM" in (getattr(info.config, "auto_map", None) or {})
-    if prefix == "model" and type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote_code:
+    valued = prefix in ("critic.model", "reward_model.model")
+    if not valued and type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote_code:
         raise ConfigError(f"{field}: {kind} is not a causal language model in transformers; name one")
 
 
@@ -187,7 +198,7 @@ def check_length(config: ModelConfig, prefix: str, longest: int) -> None:
         limit = rope["original_max_position_embeddings"] if kind == "longrope" else model.max_position_embeddings
         if longest > limit:
             raise ConfigError(
-                f"{prefix}.path={config.path!r}: sequences may have {longest} tokens, and beyond {limit} the rotary "
-                f"embedding of {model.model_type} ({kind}) makes results depend on the other sequences of a "
+                f"{path_option(prefix)}={config.path!r}: sequences may have {longest} tokens, and beyond {limit} the "
+                f"rotary embedding of {model.model_type} ({kind}) makes results depend on the other sequences of a "
                 "micro-batch; allow shorter prompts and responses"
             )

@@ -35,7 +35,7 @@ class TeacherLoss(NamedTuple):
     top_k: int = 0
     """Number of the teacher's most likely tokens to compare, besides the combined tail. 0 compares all tokens."""
     vocabulary: int | None = None
-    """Number of token ids to compare, or None if both heads have the same size."""
+    """Number of token ids to compare, or None to compare all rows of two heads of the same size."""
     is_top_k: bool = False
     """Whether the teacher is given by its top k log-probabilities and ids instead of its logits."""
 

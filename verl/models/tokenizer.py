@@ -55,9 +55,14 @@ def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedToke
     check_embeds_tokens(model, field, tokenizer)
 
 
+def num_ids(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of ids from 0 to the tokenizer's largest. An output head may have more rows, as padding."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def check_embeds_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ``ConfigError`` if the model lacks an embedding for a token of ``tokenizer``."""
-    largest, rows = max(tokenizer.get_vocab().values()), ModelInfo.of(model).text_config.vocab_size
+    largest, rows = num_ids(tokenizer) - 1, ModelInfo.of(model).text_config.vocab_size
     if largest >= rows:
         raise ConfigError(
             f"{field}={model.path!r}: the tokenizer has tokens up to number {largest}, the model embeddings for {rows} "

@@ -16,7 +16,7 @@ from verl.config.data import GENERATOR, DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
 from verl.config.paths import find_model, find_path, places
-from verl.config.teacher import NO_MODEL, POLICY, TeacherConfig
+from verl.config.teacher import NO_MODEL, POLICY, TeacherConfig, by_source_entry
 from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
@@ -75,7 +75,7 @@ def _with_found_sources(teacher: TeacherConfig) -> TeacherConfig:
     for source, path in teacher.sources.items():
         model = _resolve_model(replace(teacher.model, path=path))
         require_model(f"teacher.by_source[{source}]", model.path)
-        entries.append(f"{source}={_absolute(model).path}")
+        entries.append(by_source_entry(source, _absolute(model).path))
     return replace(teacher, by_source=entries)
 
 

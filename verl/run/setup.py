@@ -17,6 +17,7 @@ from verl.config.judge import JUDGE
 from verl.config.paths import SHIPPED
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig, summands
+from verl.config.teacher import path_option
 from verl.data.prompt_record import Begin, PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.teacher_prompts import TeacherPrompts
@@ -63,7 +64,7 @@ class TrainingSetup:
         use_custom_functions(rewards.paths_of_custom_functions(), rewards.function_kwargs)
         # 2. Models and tokenizers. Check a model's config.json before loading the tokenizer, which also reads it.
         for prefix, model in config.models.items():
-            fetch_model(model.path, f"{prefix}.path")
+            fetch_model(model.path, path_option(prefix))
         for model in config.models.values():
             ModelInfo.of(model)
         policy = config.model
@@ -319,7 +320,7 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
         field, longest = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
         if prefix == "reward_model.model":
             field, longest = "reward_model.max_length", config.reward_model.max_length
-        check_sequence_fits(field, longest, f"{prefix}.path", model)
+        check_sequence_fits(field, longest, path_option(prefix), model)
         check_model(model, prefix, device_type)
         check_length(model, prefix, longest)
     if config.calculator.enable:
@@ -332,7 +333,7 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     end_tokens(config, tokenizer)  # raises an error if a token is outside the vocabulary
     check_embeds_tokens(config.model, "model.path", tokenizer)
     for prefix, model in config.teacher.models.items():
-        check_reads_tokens(model, f"{prefix}.path", tokenizer)
+        check_reads_tokens(model, path_option(prefix), tokenizer)
         if config.teacher.rank_metrics:
             resolve_layers(config.calculator.layers, ModelInfo.of(model).num_layers, prefix)
     if config.uses_critic and config.critic.model.path != config.model.path:

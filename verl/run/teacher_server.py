@@ -4,21 +4,25 @@ The server is ``vllm serve``, or any server whose ``/v1/completions`` accepts to
 """
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import exp, fsum, log
 from typing import Any, NamedTuple, Self
 
 import aiohttp
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from verl.algorithms.divergence import NO_TOKEN
 from verl.batch import Batch
 from verl.cluster.failures import MachineError
 from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.teacher import TeacherServerConfig
 from verl.models.micro_batches import scored_by_teachers
+from verl.models.tokenizer import num_ids
 from verl.utils.http import MAX_BYTES, ServerError, ask_json, key_session
 from verl.utils.portable import printable
 
@@ -48,6 +52,9 @@ TEXTS = (
 LOWEST = -1e30
 """Lower bound on valid log-probabilities, within the range of float32."""
 
+SMALLEST = sys.float_info.min
+"""Smallest probability whose logarithm is exact."""
+
 FIRST_PAUSE_S = 1.0
 """Seconds before the first retry of a request. The delay doubles with each further retry."""
 
@@ -60,14 +67,33 @@ class ScoredToken(NamedTuple):
     top_logprobs: list[float]
     """Log-probabilities of the k most likely tokens, the likeliest first."""
     top_ids: list[int]
-    """Ids of these tokens."""
+    """Ids of these tokens, or ``NO_TOKEN``."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], token: int, k: int) -> Self:
         """Read an entry of ``prompt_logprobs``, which has the k most likely tokens and ``token``, if it is another."""
         listed = {int(index): float(found["logprob"]) for index, found in entry.items()}
+        if min(listed) < 0:
+            raise ValueError("a token has a negative id")
         top = sorted(listed, key=lambda index: (-listed[index], index))[:k]
         return cls(listed[token], [listed[index] for index in top], top)
+
+    def without_padding(self, num_ids: int) -> Self:
+        """Return the scores without ids from ``num_ids`` on, which are padding of the server's output head.
+
+        The other probabilities are divided by 1 - m, where m is the probability of the padding among the k tokens.
+        """
+        is_padding = [index >= num_ids for index in self.top_ids]
+        if not any(is_padding):
+            return self
+        pairs = list(zip(self.top_logprobs, is_padding, strict=True))
+        padding, others = (fsum(exp(value) for value, padded in pairs if padded is kind) for kind in (True, False))
+        # With rounded numbers, 1 - m may be less than what the other tokens have, or 0.
+        shift = log(max(1 - padding, others, exp(self.logprob), SMALLEST))
+        top_ids = [NO_TOKEN if padded else index for index, padded in zip(self.top_ids, is_padding, strict=True)]
+        return type(self)(
+            min(self.logprob - shift, 0.0), [v if padded else min(v - shift, 0.0) for v, padded in pairs], top_ids
+        )
 
 
 class TeacherServer:
@@ -92,8 +118,8 @@ class TeacherServer:
         field: str = "teacher.server.address",
     ) -> None:
         self.options, self.top_k, self.field = options, top_k, field
-        self._num_tokens = max(tokenizer.get_vocab().values()) + 1
-        require(top_k < self._num_tokens, "teacher.top_k", top_k, f"must be below the vocabulary of {self._num_tokens}")
+        self._num_ids = num_ids(tokenizer)
+        require(top_k < self._num_ids, "teacher.top_k", top_k, f"must be below the vocabulary of {self._num_ids}")
         self._url = (options.address or "").rstrip("/")
         self.limit: int | None = None
         """The server's ``max_model_len``, or None if unknown. A prompt plus its response must be shorter."""
@@ -113,7 +139,9 @@ class TeacherServer:
             ConfigError: If a sequence reaches the server's ``limit``.
             MachineError: If a request fails ``max_retries + 1`` times.
         """
-        rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
+        # The policy may sample padding of its head, which the server's may not have.
+        tokens = batch.tokens.clamp(max=self._num_ids - 1)
+        rows = [row.tolist() for row in tokens.split(batch.lengths.tolist())]
         if self.limit is not None and (longest := max(map(len, rows), default=0)) >= self.limit:
             raise ConfigError(
                 f"{self.field}={self.options.address!r}: a prompt with its response has {longest} tokens, and the "
@@ -124,10 +152,10 @@ class TeacherServer:
             found = asyncio.run(self._score_all(rows, batch.response_lengths.tolist()))
         except ServerError as error:
             raise MachineError(f"{self.field}={self.options.address!r}: {error}") from None
-        tokens = [token for row in found for token in row]
-        scored = batch.columns().fill(teacher_logprobs=torch.tensor([token.logprob for token in tokens]))
+        scores = [token for row in found for token in row]
+        scored = batch.columns().fill(teacher_logprobs=torch.tensor([token.logprob for token in scores]))
         if self.top_k:
-            logprobs, ids = (torch.tensor([token[column] for token in tokens]) for column in (1, 2))
+            logprobs, ids = (torch.tensor([token[column] for token in scores]) for column in (1, 2))
             scored.fill(teacher_top_k_logprobs=logprobs, teacher_top_k_ids=ids)
         return scored
 
@@ -158,12 +186,9 @@ class TeacherServer:
             raise ServerError(f"answered without the log-probabilities of the prompt; {fix}", again=False) from None
         if not all(LOWEST < value <= 0 for token in scored for value in (token.logprob, *token.top_logprobs)):
             raise ServerError("answered log-probabilities that are not finite numbers of at most 0", again=False)
-        if not all(0 <= index < self._num_tokens for token in scored for index in token.top_ids):
-            fix = f"lower teacher.top_k={self.top_k}"
-            raise ServerError(f"answered tokens that the policy's tokenizer does not have; {fix}", again=False)
         if not all(len(token.top_ids) == self.top_k for token in scored):
             raise ServerError(f"answered fewer tokens than teacher.top_k={self.top_k}; lower it", again=False)
-        return scored
+        return [token.without_padding(self._num_ids) for token in scored]
 
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, num_tokens: int = 0

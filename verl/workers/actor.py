@@ -52,6 +52,7 @@ class Actor(Policy):
         self._reading, self._loaded = ExitStack(), -1
         """Context in which a teacher is on the device during an update, and the teacher's index or -1."""
         self.teacher_options: TeacherConfig | None = None
+        self._num_ids = 0
         vocabulary = self.model.config.get_text_config().vocab_size
         if self.loss.needs.top_k > vocabulary:
             raise ConfigError(
@@ -61,13 +62,14 @@ class Actor(Policy):
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
 
-    def learn_from_teachers(self, options: TeacherConfig, teachers: Sequence[Policy]) -> None:
+    def learn_from_teachers(self, options: TeacherConfig, teachers: Sequence[Policy], num_ids: int) -> None:
         """Add the teacher loss set in ``options``, if any.
 
         Losses over whole distributions read the ``teachers`` in this worker: frozen models, a moving average, or this
-        policy. Other losses need none. The column ``teacher`` of a batch contains indices into ``teachers``.
+        policy. Other losses need none. The column ``teacher`` of a batch contains indices into ``teachers``. The most
+        likely tokens of a server are compared on the first ``num_ids`` ids, those of the tokenizer.
         """
-        self.teacher_options = options
+        self.teacher_options, self._num_ids = options, num_ids
         if not options.runs_in_update:
             return
         self.teachers = teachers
@@ -204,7 +206,7 @@ class Actor(Policy):
         loss = TeacherLoss(str(options.loss), options.temperature, options.beta, options.top_k)
         if options.is_server:
             entries = torch.cat([micro.teacher_top_k_logprobs, micro.teacher_top_k_ids.float()], dim=1)
-            return loss._replace(is_top_k=True), TopKTeacher(entries)
+            return loss._replace(is_top_k=True, vocabulary=self._num_ids), TopKTeacher(entries)
         index = int(micro.teacher[0]) if "teacher" in micro else 0
         self._load_teacher(index)
         teacher = self.teachers[index]

@@ -16,7 +16,7 @@ from verl.models.micro_batches import scored_by_teachers
 from verl.models.noise import add_noise, restore_parameters
 from verl.models.offload import reshard
 from verl.models.policy import Policy, scoring_batches
-from verl.models.tokenizer import load_tokenizer
+from verl.models.tokenizer import load_tokenizer, num_ids
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_responses
 from verl.rollout.queue import EngineCapacity
@@ -66,7 +66,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             else:
                 is_policy = config.teacher.is_policy
                 self.teachers = [self.actor] if is_policy else load_teachers(config, mesh, self.tokenizer)
-            self.actor.learn_from_teachers(config.teacher, self.teachers)
+            self.actor.learn_from_teachers(config.teacher, self.teachers, num_ids(self.tokenizer))
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None

@@ -11,6 +11,7 @@ from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.models.offload import local_part, reshard
 from verl.models.policy import Policy, scoring_batches
+from verl.models.tokenizer import num_ids
 
 
 def load_teachers(config: PPOConfig, mesh: DeviceMesh, tokenizer: PreTrainedTokenizerBase) -> list[Policy]:
@@ -25,7 +26,7 @@ def _load(config: PPOConfig, model: ModelConfig, mesh: DeviceMesh, tokenizer: Pr
     tokens, and the teacher's probabilities are normalised over these tokens.
     """
     rows = {ModelInfo.of(other).text_config.vocab_size for other in (config.model, model)}
-    vocabulary = None if len(rows) == 1 else max(tokenizer.get_vocab().values()) + 1
+    vocabulary = None if len(rows) == 1 else num_ids(tokenizer)
     scoring, temperature = scoring_batches(config.actor, model), config.rollout.temperature
     return Policy(model, mesh, scoring, temperature, trainable=False, vocabulary=vocabulary)
 

@@ -112,6 +112,8 @@ def test_every_data_source_has_a_teacher(refused):
         ("teacher.by_source[a]", "http://s/v1", "m"),
         ("teacher.by_source[b]", "http://t/v1", "m"),
     ]
+    equals = 'teacher.by_source=["lang==en=/lr=1/m","==x===Q/m"]'
+    assert ppo_config(equals).teacher.sources == {"lang=en": "/lr=1/m", "=x=": "Q/m"}
 
 
 class Reached(Exception):
@@ -172,7 +174,7 @@ def test_other_models_need_the_vocabulary_of_the_policy(start, refused, tiny_mod
     edit_vocabulary(tmp_path, swap=("a", "b"))
     with refused("critic.model.path='TMP': reads the policy's token numbers, but 2 of these 262 differ: 'a' is..."):
         start("algorithm=gae", f"critic.model.path={tmp_path}")
-    with refused("teacher.by_source[arithmetic].path='TMP': reads the policy's token numbers, but 2 of these 262..."):
+    with refused("teacher.by_source[arithmetic]='TMP': reads the policy's token numbers, but 2 of these 262..."):
         start(f'teacher.by_source=["arithmetic={tmp_path}"]')
     shallow = Path(shutil.copytree(tiny_model, tmp_path / "shallow"))
     edit_json(shallow / "config.json", num_hidden_layers=1, layer_types=["full_attention"])
