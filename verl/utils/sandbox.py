@@ -121,28 +121,34 @@ class SandboxedCommand(subprocess.Popen[bytes]):
     """A running command whose only way out of the sandbox is a Unix socket. Its standard streams are pipes.
 
     Args:
-        script: Source of a Python program that runs the command, and is called with ``arguments``.
+        script: Source of a Python program that is called with the command ``words`` and runs them.
+        environment: Environment variables, in addition to those of every program.
         folders: Absolute paths that the command sees, in addition to those that every program sees.
-        endpoint: Unix socket.
-        mount: Path of the socket in the sandbox.
+        endpoint: Path of the Unix socket, and its path in the sandbox.
         max_bytes: Limit of the address space of each process, and of the resident memory of all.
     """
 
     def __init__(
-        self, script: str, arguments: Sequence[str], folders: Sequence[str], endpoint: Path, mount: str, max_bytes: int
+        self,
+        script: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folders: Sequence[str],
+        endpoint: tuple[str, str],
+        max_bytes: int,
     ) -> None:
         self._max_bytes, self._files = max_bytes, ExitStack()
         main, filters = (_file(self._files, data) for data in (script.encode(), _filter(sockets=True)))
         self._status_file = _file(self._files)
         limits = _limits(max_bytes) | {"nproc": AGENT_PROCESSES, "nofile": AGENT_OPEN_FILES}
-        mounts = [*_mounts(tuple(folders)), "--bind", str(endpoint), mount]
+        mounts = [*_mounts(tuple(folders)), "--bind", *endpoint]
         super().__init__(
-            [*_command(main, filters, self._status_file, limits, mounts), *arguments],
+            [*_command(main, filters, self._status_file, limits, mounts), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=(main, filters, self._status_file),
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **environment},
             cwd="/",
             start_new_session=True,
         )

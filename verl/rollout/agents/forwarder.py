@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 SOCKET = "/endpoint"
 
@@ -33,12 +34,13 @@ def serve(listener: socket.socket) -> None:
             threading.Thread(target=forward, args=pair, daemon=True).start()
 
 
-def main(path: str, *words: str) -> int:
-    """Run the command ``words`` and return its exit code. ``path`` is the path of the session's base URL."""
+def main(*words: str) -> int:
+    """Run the command ``words``, with the address that it can reach as base URL, and return its exit code."""
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve, args=(listener,), daemon=True).start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
-    code = subprocess.call(words, env=os.environ | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": path.split("/")[1]})
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    url = urlsplit(os.environ["OPENAI_BASE_URL"])._replace(netloc=address).geturl()
+    code = subprocess.call(words, env=os.environ | {"OPENAI_BASE_URL": url})
     return code if code >= 0 else 128 - code
 
 

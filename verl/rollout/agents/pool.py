@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -243,12 +243,13 @@ async def _outcome(record: PromptRecord, url: str) -> float:
     """Run the agent once and return its reward, or 0 if it returns None."""
     ((agent, options, socket),) = _AGENT
     api_key = url.rsplit("/", 2)[-2]
+    environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": api_key}
     if isinstance(agent, SandboxedAgent):
         assert socket is not None
-        process = agent.start(url, socket, options.memory_limit_mb << 20)
-        returned = await _run_command(process, process.finish, record)
+        sandboxed = agent.start(environment, socket, options.memory_limit_mb << 20)
+        returned = await _run_command(sandboxed, sandboxed.finish, record)
     elif options.agent.command is not None:
-        process = _start_command(agent, url, api_key)
+        process = _start_command(agent, environment)
         returned = await _run_command(process, process.wait, record)
     elif iscoroutinefunction(agent):
         returned = await agent(record, url, api_key)
@@ -279,14 +280,9 @@ async def _in_thread(call: partial[Any]) -> Any:
     return await asyncio.wrap_future(future)
 
 
-def _start_command(words: list[str], url: str, api_key: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": api_key},
-        start_new_session=True,
-    )
+def _start_command(words: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, env=os.environ | environment, start_new_session=True)
 
 
 async def _run_command(

@@ -1,10 +1,9 @@
 """Runs the commands of agents in the sandbox, where they reach their session's address and nothing else."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from verl.config.errors import ConfigError
 from verl.rollout.agents import forwarder
@@ -20,17 +19,16 @@ class SandboxedAgent(NamedTuple):
     words: list[str]
     folders: list[str]
 
-    def start(self, url: str, socket: Path, max_bytes: int) -> SandboxedCommand:
+    def start(self, environment: Mapping[str, str], socket: Path, max_bytes: int) -> SandboxedCommand:
         """Start the command.
 
         Args:
-            url: Base URL of the session.
+            environment: Environment variables, with the base URL of the session.
             socket: Unix socket of the endpoint.
             max_bytes: Limit of the address space of each process, and of the resident memory of all.
         """
-        script = Path(forwarder.__file__).read_text()
-        arguments = [urlsplit(url).path, *self.words]
-        return SandboxedCommand(script, arguments, self.folders, socket, forwarder.SOCKET, max_bytes)
+        script, endpoint = Path(forwarder.__file__).read_text(), (str(socket), forwarder.SOCKET)
+        return SandboxedCommand(script, self.words, environment, self.folders, endpoint, max_bytes)
 
 
 def prepare_sandboxed(words: Sequence[str], field: str) -> SandboxedAgent:
