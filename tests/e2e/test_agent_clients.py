@@ -188,6 +188,7 @@ def test_smolagents_plan_and_retry(tmp_path: Path, smollm2: Path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("sandbox")
 def test_mini_swe_agent_trains_and_evaluates(tmp_path: Path, smollm2: Path):
     agent = install(tmp_path, "mini-swe-agent~=2.4", MINI_SWE_AGENT)
@@ -201,11 +202,13 @@ def test_mini_swe_agent_trains_and_evaluates(tmp_path: Path, smollm2: Path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_verifiers_environment_trains_and_evaluates(tmp_path: Path, smollm2: Path):
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents/second_try.py").write_text(SECOND_TRY)
     agent = install(tmp_path, "verifiers~=0.4.0", VERIFIERS)
     metrics = train(tmp_path, agent, *SMALL.split(), "data.max_response_length=256", f"model.path={smollm2}", steps=2)
-    assert all(step["turns/max"] == 2 and step["agent/histories/mean"] == 1 for step in metrics)
+    assert all(step["turns/max"] <= 2 and step["agent/histories/mean"] == 1 for step in metrics)
+    assert any(step["turns/max"] == 2 for step in metrics)
     for sample in evaluate(tmp_path, agent):
         assert sample["correct"] or "Your answer is wrong" in sample["response"]
