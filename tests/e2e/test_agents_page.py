@@ -36,7 +36,7 @@ def test_agents_of_the_page_train(tmp_path: Path):
     command = ["bash", str(ROOT / "train.sh"), *options.split()]
     run = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "agents set temperature; the run's own sampling options apply" in run.stdout
+    assert "agents set temperature; the run's own options apply" in run.stdout
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     for step in steps:
         assert step["agent/histories/mean"] == 2 and step["turns/min"] == 3

@@ -137,6 +137,9 @@ class AgentConfig(Group):
     command: str | None
     """Command that runs an agent, such as ``python my_agent.py``, with the record as JSON on standard input and the
     endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. The last output line may be ``{"reward": 1.0}``."""
+    sandbox: bool
+    """Run ``command`` in the sandbox (SECURITY.md), without network and environment variables. It reaches its session's
+    address, and sees the folders of its program and of the files that it names, read-only."""
     address: str
     """Address on which the endpoint listens. Agents on other machines must be able to reach this address."""
     max_sessions: PositiveInt
@@ -154,6 +157,8 @@ class AgentConfig(Group):
 
     def check(self) -> None:
         self.require(self.path is None or self.command is None, "command", "path is set too; leave out one of them")
+        fix = "only a command can run in the sandbox; set command, or set this to false"
+        self.require(self.command is not None or not self.sandbox, "sandbox", fix)
         if self.path is not None:
             require_import_path("path", self.path)
 

@@ -350,6 +350,7 @@ def _settings(
         agent = turns.pop("agent")
         if config.rollout.multi_turn.agent.enabled:
             turns["agent"] = {name: agent[name] for name in ("path", "command", "max_rows")}
+            turns["agent"] |= {"sandbox": True} if agent["sandbox"] else {}
             turns["agent"]["files"] = [digest([file.read_text(errors="replace")]) for _, file in code_files(agent)]
         settings["multi_turn"] = {k: v for k, v in turns.items() if v or k not in OMITTED_IF_UNSET}
     return settings

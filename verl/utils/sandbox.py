@@ -1,14 +1,18 @@
-"""Runs untrusted, model-written Python code with bubblewrap. SECURITY.md lists attacks that the sandbox withstands.
+"""Runs untrusted, model-written Python code and agents with bubblewrap. SECURITY.md lists attacks that it withstands.
 
 The program runs in separate namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. The
 program has no network access and inherits no environment variables or capabilities. A seccomp filter blocks attacks
 that namespaces do not prevent. Standard input, output and error are anonymous files, so the program can communicate
 only through pipes passed to it. Programs started by root run as another user.
+
+The command of an agent (:class:`SandboxedCommand`) differs: it may use sockets, only one of which leads outside, it
+sees the folders of its program, its standard streams are pipes, and more processes are allowed.
 """
 
 import errno
 import fcntl
 import json
+import math
 import mmap
 import os
 import platform
@@ -17,11 +21,12 @@ import secrets
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -41,6 +46,9 @@ TMP_BYTES = 64 << 20
 MAX_OPEN_FILES = 64
 POLL_MS = 20
 """Milliseconds between checks of a run's memory."""
+
+AGENT_PROCESSES, AGENT_OPEN_FILES, AGENT_POLL_MS = 256, 1024, 500
+"""The same limits for an agent's command."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
 """User ids for programs started by root. systemd reserves these ids for transient users, so no other user has them."""
@@ -85,7 +93,7 @@ def run_python(
         filters = _file(files, _filter())
         stdout, stderr, status = (_file(files) for _ in range(3))
         process = subprocess.Popen(
-            _command(script, filters, status, seconds, memory_mb),
+            _command(script, filters, status, _limits(memory_mb << 20) | {"cpu": int(seconds) + 1}),
             stdin=given,
             stdout=stdout,
             stderr=stderr,
@@ -109,6 +117,56 @@ def run_python(
     return Run(killed or ("output" if full else "ok" if ended == 0 else "error"), *texts)
 
 
+class SandboxedCommand(subprocess.Popen[bytes]):
+    """A running command whose only way out of the sandbox is a Unix socket. Its standard streams are pipes.
+
+    Args:
+        script: Source of a Python program that is called with the command ``words`` and runs them.
+        environment: Environment variables, in addition to those of every program.
+        folders: Absolute paths that the command sees, in addition to those that every program sees.
+        endpoint: Path of the Unix socket, and its path in the sandbox.
+        max_bytes: Limit of the address space of each process, and of the resident memory of all.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folders: Sequence[str],
+        endpoint: tuple[str, str],
+        max_bytes: int,
+    ) -> None:
+        self._max_bytes, self._files = max_bytes, ExitStack()
+        main, filters = (_file(self._files, data) for data in (script.encode(), _filter(sockets=True)))
+        self._status_file = _file(self._files)
+        limits = _limits(max_bytes) | {"nproc": AGENT_PROCESSES, "nofile": AGENT_OPEN_FILES}
+        mounts = [*_mounts(tuple(folders)), "--bind", *endpoint]
+        super().__init__(
+            [*_command(main, filters, self._status_file, limits, mounts), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(main, filters, self._status_file),
+            env={**ENVIRONMENT, **environment},
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def finish(self) -> int:
+        """Wait for the end of all processes of the command, and return its exit code.
+
+        Raises:
+            MemoryError: If they exceeded their limit of memory and were killed.
+        """
+        with self._files:
+            killed = _watch(self, self._status_file, math.inf, self._max_bytes, AGENT_POLL_MS)
+            _wait_for(_status(self._status_file).get("child-pid"))
+        if killed is not None:
+            raise MemoryError(f"the command used more than {self._max_bytes >> 20} MiB")
+        return self.wait()
+
+
 def _file(files: ExitStack, data: bytes | None = None) -> int:
     """Create an anonymous file and return its descriptor. The file is empty, or contains ``data`` and is read-only."""
     file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -121,12 +179,14 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
     return file
 
 
-def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
+def _watch(
+    process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int, poll_ms: int = POLL_MS
+) -> Ending | None:
     """Wait until a run ends. Return the exceeded limit if the run was killed, or None if it ended by itself."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:
-        while not poller.poll(POLL_MS):
+        while not poller.poll(poll_ms):
             first = _status(status).get("child-pid")
             late = time.monotonic() > deadline
             if late or (first is not None and _memory(first) > max_bytes):
@@ -178,14 +238,21 @@ def _memory(first: int) -> int:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def _command(script: int, filters: int, status: int, seconds: float, memory_mb: int) -> list[str]:
+def _limits(max_bytes: int) -> dict[str, int]:
+    """Return the limits of each process, keyed by options of ``prlimit``."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    address_space = memory_mb << 20 if hard == resource.RLIM_INFINITY else min(memory_mb << 20, hard)
-    limits = {"as": address_space, "cpu": int(seconds) + 1, "nproc": MAX_PROCESSES, "nofile": MAX_OPEN_FILES}
-    limits |= {"fsize": MAX_FILE_BYTES, "core": 0, "msgqueue": 0, "memlock": 0}
-    command = [*_mounts(), "--perms", "0444", "--ro-bind-data", str(script), "/main.py", "--remount-ro", "/"]
+    address_space = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
+    limits = {"as": address_space, "nproc": MAX_PROCESSES, "nofile": MAX_OPEN_FILES}
+    return limits | {"fsize": MAX_FILE_BYTES, "core": 0, "msgqueue": 0, "memlock": 0}
+
+
+def _command(
+    script: int, filters: int, status: int, limits: Mapping[str, int], mounts: Sequence[str] | None = None
+) -> list[str]:
+    command = [*(_mounts() if mounts is None else mounts), "--perms", "0444"]
+    command += ["--ro-bind-data", str(script), "/main.py", "--remount-ro", "/"]
     command += ["--chdir", "/tmp", "--seccomp", str(filters), "--json-status-fd", str(status), "--"]
-    if _is_root():
+    if uses_another_user():
         # A separate user id, because root is exempt from the process limit and owns files that others cannot read.
         user = str(FIRST_UID + secrets.randbelow(NUM_UIDS))
         command += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
@@ -193,21 +260,28 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
 
 
 @cache
-def _is_root() -> bool:
-    """Return whether this process can assume any user id. Root in a user namespace often cannot."""
+def uses_another_user() -> bool:
+    """Return whether this process can assume any user id, and programs run as another user.
+
+    Root in a user namespace often cannot.
+    """
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
 
 
 @cache
-def _mounts() -> tuple[str, ...]:
-    """Return the first part of bubblewrap's command line: namespaces, and all mounts except for the program."""
+def _mounts(folders: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the first part of bubblewrap's command line: namespaces, and all mounts except for the program.
+
+    Args:
+        folders: Further folders, which are mounted read-only.
+    """
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ConfigError("bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap")
     command = [bwrap, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     command += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
-    if _is_root():
+    if uses_another_user():
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         # Otherwise, bubblewrap's first process, which has no filter, would belong to the program's user.
@@ -222,7 +296,7 @@ def _mounts() -> tuple[str, ...]:
         command += ["--ro-bind-try", name, name]
     # Mounted first, because the Python environment may be below it.
     command += _tmpfs("/tmp")
-    prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+    prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, *folders)}
     for prefix in sorted(prefixes | {prefix.resolve() for prefix in prefixes}):
         if not prefix.is_relative_to("/usr"):
             for parent in list(prefix.parents)[-2::-1]:  # otherwise, only bubblewrap itself could read them
@@ -261,6 +335,8 @@ REFUSED = {
 CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
 """Union of all ``CLONE_NEW*`` flags."""
+FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+"""Families of sockets that a command may use. Others, such as AF_VSOCK, may lead out of the network namespace."""
 SHARED_ANONYMOUS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 PR_SET_PDEATHSIG = 1
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -271,15 +347,24 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 
 
 @cache
-def _filter() -> bytes:
-    """Return the seccomp filter as ``struct sock_filter`` entries (code, jump if true, jump if false, operand)."""
+def _filter(sockets: bool = False) -> bytes:
+    """Return the seccomp filter as ``struct sock_filter`` entries (code, jump if true, jump if false, operand).
+
+    Args:
+        sockets: Whether to allow the families of sockets that the network namespace confines.
+    """
     column, audit = ARCHITECTURES[platform.machine()]
     denied = (RETURN, 0, 0, FAIL | errno.EPERM)
     program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     # x86-64 has a second range of numbers for the x32 ABI.
     program += [(AT_LEAST, 0, 1, 0x40000000), denied]
-    for numbers in REFUSED.values():
-        program += [(EQUAL, 0, 1, numbers[column]), denied]
+    for name, numbers in REFUSED.items():
+        if name == "socket" and sockets:
+            unix, ipv4, ipv6 = FAMILIES
+            program += [(EQUAL, 0, 6, numbers[column]), (LOAD, 0, 0, ARGUMENTS), (EQUAL, 3, 0, unix)]
+            program += [(EQUAL, 2, 0, ipv4), (EQUAL, 1, 0, ipv6), denied, (LOAD, 0, 0, NUMBER)]
+        else:
+            program += [(EQUAL, 0, 1, numbers[column]), denied]
     # The filter cannot read clone3's flags, which are in memory; if clone3 is missing, callers fall back to clone.
     program += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
     program += [(EQUAL, 0, 3, CLONE[column]), (LOAD, 0, 0, ARGUMENTS), (ANY_BIT, 0, 1, NEW_NAMESPACES), denied]
@@ -328,7 +413,7 @@ def _remedy(error: str) -> str:
         return "bubblewrap 0.7 or newer is needed"
     for name, (value, remedy) in SWITCHES.items():
         file = Path("/proc/sys") / name
-        if not _is_root() and file.exists() and file.read_text().strip() == value:
+        if not uses_another_user() and file.exists() and file.read_text().strip() == value:
             return remedy
     return (
         "in a container, start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "

@@ -1,5 +1,7 @@
 """Processes of agents: what they run, and what one that misbehaves costs."""
 
+import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Asked, Ended
 from verl.rollout.agents.pool import AgentPool, read_reward
 from verl.rollout.agents.protocol import completion
+from verl.rollout.agents.sandboxed import prepare_sandboxed
 from verl.rollout.environments.conversations import check_conversations
 
 AGENTS = """
@@ -94,6 +97,56 @@ def test_a_command_gets_record_and_address(small_config, tmp_path):
     ended = play(made, 3)
     assert [ended[i].reward for i in range(3)] == [10.0, 0.0, 12.0]
     assert ended[1].failure == "RuntimeError: the command ended with code 3"
+
+
+SANDBOXED = """
+import json, os, socket, sys, urllib.request
+secret, port = sys.argv[1].removeprefix("secret="), int(sys.argv[2])
+
+def fails(call, *arguments):
+    try:
+        return call(*arguments) and False
+    except OSError:
+        return True
+
+url = os.environ["OPENAI_BASE_URL"]
+body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body)) as reply:
+    answer = json.load(reply)["choices"][0]["message"]["content"]
+facts = {
+    "answer": answer == "10" and os.environ["OPENAI_API_KEY"] in url,
+    "files": fails(open, secret) and fails(open, __file__, "a") and not os.path.exists("/home"),
+    "network": fails(socket.create_connection, ("127.0.0.1", port)) and fails(socket.socket, socket.AF_VSOCK),
+    "sessions": fails(urllib.request.urlopen, url[:-8] + "/v1/models"),
+    "variables": "VERL_POOL_PROCESS" not in os.environ,
+}
+print(facts, file=sys.stderr)
+print(json.dumps({"reward": float(json.load(sys.stdin)["uid"] + all(facts.values()))}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sandbox")
+def test_a_sandboxed_command_reaches_its_address_alone(small_config, tmp_path):
+    (tmp_path / "agent").mkdir()
+    file = user_code(tmp_path / "agent", SANDBOXED, "command.py")
+    (tmp_path / "secret").write_text("1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        words = f"{sys.executable} {file} secret={tmp_path}/secret {listener.getsockname()[1]}"
+        made = options(small_config, tmp_path, "in_thread", path=None, command=words, sandbox=True)
+        ended = play(made, 2, tmp_path / "log")
+    assert [ended[i].reward for i in range(2)] == [1.0, 2.0], (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sandbox")
+def test_a_sandboxed_command_names_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    agent = user_code(tmp_path, "pass", "agent.py")
+    with refused(f"f.sandbox=True: the agent would see all of {tmp_path}; put {agent} in another folder"):
+        prepare_sandboxed(["/usr/bin/env", str(agent)], "f")
+    with refused("f.command: there is no program 'pythn'"):
+        prepare_sandboxed(["pythn", str(agent)], "f")
 
 
 @pytest.mark.slow

@@ -124,9 +124,9 @@ def test_tokens_that_do_not_fit_are_refused(game):
     for prompt, message in (
         ([size], f"prompt: expected at least one token, with ids below {size}"),
         ("", f"prompt: expected at least one token, with ids below {size}"),
-        ([1] * 41, "the history begins with 41 tokens; the run takes 40"),
-        ([1] * 101, "the prompt has more than 100 tokens"),
-        ("1" * 7000, "the prompt has more than 100 tokens"),
+        ([1] * 41, "This model's maximum context length is 40 tokens: the history begins with 41 tokens"),
+        ([1] * 101, "This model's maximum context length is 100 tokens: the prompt has more"),
+        ("1" * 7000, "This model's maximum context length is 100 tokens: the prompt has more"),
     ):
         reply = ask(game, prompt)
         assert game.accept() == []
@@ -135,7 +135,7 @@ def test_tokens_that_do_not_fit_are_refused(game):
     first = complete(game, [1] * 40)["token_ids"]
     reply = ask(game, [*[1] * 40, *first, *[2] * 59])
     assert game.accept() == []
-    with refused("data.max_response_length=60 leaves no token for a further turn", ProtocolError):
+    with refused("...data.max_response_length=60 leaves no token for a further turn", ProtocolError):
         _ = reply.outcome
 
 

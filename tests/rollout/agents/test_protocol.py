@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.kit import refused
+from verl.rollout.agents.completions import read_completion_request
 from verl.rollout.agents.protocol import ProtocolError, completion, read_request, same_message, stream_events
 from verl.rollout.agents.responses import chat_body, response_body
 
@@ -30,6 +31,13 @@ HELLO = {"role": "user", "content": "hello"}
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls: expected functions with a name"),
         ({"n": 2}, "n: one completion a request..."),
         ({"response_format": {"type": "json_object"}}, "response_format: constrained decoding..."),
+        ({"logit_bias": {"7": -100}}, "logit_bias: constrained decoding..."),
+        ({"guided_json": {}}, "guided_json: constrained decoding..."),
+        ({"guided_choice": ["yes", "no"]}, "guided_choice: constrained decoding..."),
+        ({"structured_outputs": {"regex": "[0-9]+"}}, "structured_outputs: constrained decoding..."),
+        ({"min_tokens": 5}, "min_tokens: constrained decoding..."),
+        ({"logprobs": True, "top_logprobs": 5}, "top_logprobs: only sampled tokens..."),
+        ({"continue_final_message": True}, "continue_final_message: a chat turn begins..."),
         ({"tool_choice": "required"}, "tool_choice: a call that is forced is not the policy's own..."),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice: ..."),
         ({"functions": [{}]}, "functions: use tools"),
@@ -49,6 +57,22 @@ def test_requests_that_cannot_be_answered_are_refused(fields, error):
         read_request({"messages": [HELLO]} | fields)
 
 
+def test_every_protocol_refuses_constrained_decoding():
+    fields = {"guided_regex": "[0-9]+"}
+    for read in (
+        lambda: read_request(chat_body({"input": "hello"} | fields)),
+        lambda: read_completion_request({"prompt": "hello"} | fields),
+    ):
+        with refused("guided_regex: constrained decoding...", ProtocolError):
+            read()
+
+
+def test_clients_may_send_defaults_and_sampling_options():
+    defaults = {"logit_bias": {}, "min_tokens": 0, "ignore_eos": False, "guided_json": None, "top_logprobs": 0, "n": 1}
+    request = read_request({"messages": [HELLO], "temperature": 0.1, "repetition_penalty": 1.1} | defaults)
+    assert request.ignored == ("temperature", "repetition_penalty")
+
+
 def test_arguments_of_any_kind_are_read():
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}
     assert read_request({"messages": [call]}).messages[0]["tool_calls"][0]["function"]["arguments"] == "5"
@@ -66,11 +90,11 @@ def test_forms_of_one_message_are_the_same():
 
 def test_a_stream_holds_the_whole_reply():
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    whole = completion(
-        "0-1", {"role": "assistant", "content": "so", "tool_calls": [call]}, "stop", (3, 2), [("so", -1.0)]
-    )
+    message = {"role": "assistant", "content": "so", "tool_calls": [call]}
+    whole = completion("0-1", message, "stop", (3, 2), [("so", -1.0)], ([5, 6, 7], [8, 9]))
     said, end, usage, done = stream_events(whole, include_usage=True)
     delta = json.loads(said)["choices"][0]["delta"]
+    assert json.loads(said)["prompt_token_ids"] == [5, 6, 7] and json.loads(said)["choices"][0]["token_ids"] == [8, 9]
     assert delta["content"] == "so" and delta["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert json.loads(end)["choices"][0]["finish_reason"] == "tool_calls"
     assert json.loads(usage)["usage"]["total_tokens"] == 5 and done == "[DONE]"

@@ -220,6 +220,14 @@ def test_limits_of_turn_and_stop_strings_reach_the_engine(game):
     assert not rows.truncated.any()
 
 
+def test_token_ids_are_returned_on_request(game, tiny_tokenizer):
+    reply = game.ask(USER, return_token_ids=True)
+    game.sample(*game.accept())
+    row = game.over()
+    assert reply.outcome["prompt_token_ids"] == row.tokens[~row.in_response].tolist()
+    assert reply.outcome["choices"][0]["token_ids"] == tiny_tokenizer("7").input_ids == row.response_tokens.tolist()
+
+
 def test_a_client_may_put_the_stop_string_back(game):
     assert game.turn(USER, text="7x", stop=["x"])["content"] == "7"
     game.turn(USER, {"role": "assistant", "content": "7x"}, USER)
@@ -262,9 +270,9 @@ def test_turns_and_histories_of_a_session_are_limited(small_config, tiny_tokeniz
 
 
 def test_messages_that_are_too_long_are_refused_untokenized(game):
-    with refused("...have more than 40 tokens", ProtocolError):
+    with refused("This model's maximum context length is 40 tokens: the messages have more", ProtocolError):
         game.turn({"role": "user", "content": "1" * 10_000_000})
-    with refused("...history begins with ... tokens; the run takes 40", ProtocolError):
+    with refused("This model's maximum context length is 40 tokens: the history begins with ... tokens", ProtocolError):
         game.turn({"role": "user", "content": "1" * 60})
 
 
@@ -350,7 +358,7 @@ def test_the_run_is_checked_while_it_waits(game):
 def test_fields_that_the_run_replaces_are_noted_once(game):
     game.turn(USER, temperature=0.3, seed=1)
     game.turn(OTHER, temperature=0.3, seed=1)
-    assert game.said == ["note: agents set temperature, seed; the run's own sampling options apply"]
+    assert game.said == ["note: agents set temperature, seed; the run's own options apply"]
 
 
 def test_rank_metrics_are_those_of_the_rows_last_asked(game):

@@ -7,10 +7,12 @@ requests are passed to the sampling thread as events and wait for its replies.
 import asyncio
 import json
 import secrets
+import shutil
 from collections import Counter
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -66,12 +68,16 @@ Event = Asked | Began | Ended
 class Endpoint:
     """Server of chat and text completions for the open sessions.
 
+    Args:
+        address: IP address or host name at which the server listens.
+        socket: Path of a Unix socket, in a folder of its own, at which the server listens too, or None.
+
     Raises:
-        ConfigError: If the server cannot listen at ``address``, an IP address or host name.
+        ConfigError: If the server cannot listen there.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, socket: Path | None = None) -> None:
+        self.address, self._socket = address, socket
         self.events = SimpleQueue[Event]()
         """Events that have not been read yet."""
         self._sessions: dict[str, int] = {}
@@ -120,6 +126,8 @@ class Endpoint:
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=5)
         self._stop_loop()
+        if self._socket is not None:
+            shutil.rmtree(self._socket.parent, ignore_errors=True)
 
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -136,6 +144,10 @@ class Endpoint:
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.address, 0)
         await site.start()
+        if self._socket is not None:
+            self._socket.parent.mkdir(mode=0o700)
+            await web.UnixSite(self._runner, str(self._socket)).start()
+            self._socket.chmod(0o666)  # programs in the sandbox run as another user, and the folder keeps out others
         return int(self._runner.addresses[0][1])
 
     def _session(self, request: web.Request) -> int:

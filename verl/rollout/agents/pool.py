@@ -8,14 +8,16 @@ import asyncio
 import json
 import math
 import os
+import secrets
 import shlex
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import traceback
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -28,6 +30,7 @@ from typing import Any, NamedTuple, Self
 from verl.config.rollout import AgentConfig, MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Ended, Endpoint, Event
+from verl.rollout.agents.sandboxed import SandboxedAgent, prepare_sandboxed
 from verl.utils.background import drain, start_loop
 from verl.utils.files import print_to
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
@@ -48,7 +51,7 @@ MAX_OUTPUT_BYTES = 1 << 16
 """Number of bytes at the end of a command's output that are searched for its reward."""
 
 THREADS_PER_SESSION = 4
-"""Number of threads that a session may use through ``asyncio.to_thread``; a command needs three."""
+"""Number of threads that a session may use through ``asyncio.to_thread``; a command needs up to four."""
 
 Report = tuple[int, float | None, str]
 """Session number, reward (None when the session starts), and reason for a failure."""
@@ -68,10 +71,11 @@ def load_agent(options: AgentConfig) -> Any:
     """Load the agent function at ``path``, or split ``command`` into its words.
 
     Raises:
-        ConfigError: If it cannot be loaded, or does not accept ``(record, base_url, api_key)``.
+        ConfigError: If it cannot be loaded, does not accept ``(record, base_url, api_key)``, or cannot be sandboxed.
     """
     if options.command is not None:
-        return shlex.split(options.command)
+        words = shlex.split(options.command)
+        return prepare_sandboxed(words, FIELD) if options.sandbox else words
     assert options.path is not None, "AgentConfig.enabled"
     agent = load_code(options.path, f"{FIELD}.path")
     check_signature(f"{FIELD}.path={options.path!r}", agent, ["record", "base_url", "api_key"], {})
@@ -91,6 +95,8 @@ class AgentPool(KillablePool):
             log: File that receives the output of agents, or None to leave it on standard output.
         """
         self.options = options
+        folder = Path(tempfile.gettempdir()) / f"verl-{secrets.token_hex(8)}"
+        self._socket = folder / "endpoint" if options.agent.sandbox else None
         num_processes = options.num_workers or spare_cores(busy_cores)
         super().__init__(
             "agent process",
@@ -99,14 +105,15 @@ class AgentPool(KillablePool):
             NEVER_S,
             options.memory_limit_mb,
             _prepare,
-            options.agent,
+            options,
+            self._socket,
             log,
             users_code=True,
         )
         self.at_once = max(1, options.agent.max_sessions // num_processes)
 
     def __enter__(self) -> Self:
-        self.endpoint = Endpoint(self.options.agent.address)
+        self.endpoint = Endpoint(self.options.agent.address, self._socket)
         # Start importing now, so that the imports overlap with the work before the first turn.
         self.submit(self.run, bool, [None])
         return self
@@ -145,7 +152,8 @@ class AgentPool(KillablePool):
 
 # --- In the processes ---
 
-_AGENT: list[tuple[Any, AgentConfig]] = []
+_AGENT: list[tuple[Any, MultiTurnConfig, Path | None]] = []
+"""The agent, the options, and the Unix socket of the endpoint, if the agent runs in the sandbox."""
 
 _LOOP: list[asyncio.AbstractEventLoop] = []
 
@@ -153,10 +161,10 @@ _THREADS: list[threading.Thread] = []
 """Threads for agent functions that are not coroutines."""
 
 
-def _prepare(options: AgentConfig, log: Path | None) -> None:
+def _prepare(options: MultiTurnConfig, socket: Path | None, log: Path | None) -> None:
     if log is not None:
         print_to(log, 1, 2)
-    _AGENT[:] = [(load_agent(options), options)]
+    _AGENT[:] = [(load_agent(options.agent), options, socket)]
 
 
 def _play_share(share: Share) -> None:
@@ -233,10 +241,16 @@ async def _play_session(
 
 async def _outcome(record: PromptRecord, url: str) -> float:
     """Run the agent once and return its reward, or 0 if it returns None."""
-    ((agent, options),) = _AGENT
+    ((agent, options, socket),) = _AGENT
     api_key = url.rsplit("/", 2)[-2]
-    if options.command is not None:
-        returned = await _run_command(agent, record, url, api_key)
+    environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": api_key}
+    if isinstance(agent, SandboxedAgent):
+        assert socket is not None
+        sandboxed = agent.start(environment, socket, options.memory_limit_mb << 20)
+        returned = await _run_command(sandboxed, sandboxed.finish, record)
+    elif options.agent.command is not None:
+        process = _start_command(agent, environment)
+        returned = await _run_command(process, process.wait, record)
     elif iscoroutinefunction(agent):
         returned = await agent(record, url, api_key)
     else:
@@ -266,20 +280,26 @@ async def _in_thread(call: partial[Any]) -> Any:
     return await asyncio.wrap_future(future)
 
 
-async def _run_command(words: list[str], record: PromptRecord, url: str, api_key: str) -> float | None:
-    """Run a command with the record on its standard input, and return the reward in its last output line, or None."""
+def _start_command(words: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, env=os.environ | environment, start_new_session=True)
+
+
+async def _run_command(
+    process: "subprocess.Popen[bytes]", finish: Callable[[], int], record: PromptRecord
+) -> float | None:
+    """Send a command the record on its standard input, and return the reward in its last output line, or None.
+
+    Args:
+        finish: Waits for the command's end and returns its exit code.
+    """
     loop = asyncio.get_running_loop()
-    process = subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": api_key},
-        start_new_session=True,
-    )
+    if process.stderr is not None:
+        loop.run_in_executor(None, _copy_errors, process)
     text, output = b"", loop.run_in_executor(None, _tail, process)
     fed = loop.run_in_executor(None, _feed, process, json.dumps(asdict(record), default=str).encode())
     try:
-        code = await loop.run_in_executor(None, process.wait)
+        code = await loop.run_in_executor(None, finish)
     finally:
         # Its child processes may keep the output open and outlive it.
         with suppress(ProcessLookupError):
@@ -297,6 +317,14 @@ def _feed(process: "subprocess.Popen[bytes]", record: bytes) -> None:
     assert process.stdin is not None
     with suppress(OSError), process.stdin:  # the command need not read it
         process.stdin.write(record)
+
+
+def _copy_errors(process: "subprocess.Popen[bytes]") -> None:
+    """Copy what a sandboxed command writes to standard error, whose file it must not be able to open."""
+    assert process.stderr is not None
+    with process.stderr:
+        while chunk := os.read(process.stderr.fileno(), MAX_OUTPUT_BYTES):
+            os.write(2, chunk)
 
 
 def _tail(process: "subprocess.Popen[bytes]") -> bytes:

@@ -14,8 +14,41 @@ Message = dict[str, Any]
 MODEL = "policy"
 """Name of the policy in replies; the name in requests is ignored."""
 
-IGNORED = ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p")
-"""Request fields that the run's sampling options override."""
+IGNORED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "reasoning_effort",
+    "chat_template_kwargs",
+)
+"""Request fields that the run's options override."""
+
+CONSTRAINED = (
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "ignore_eos",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+    "structured_outputs",
+)
+"""Request fields of OpenAI and vLLM that change which tokens can be sampled."""
+
+REFUSED = {
+    **dict.fromkeys(CONSTRAINED, "constrained decoding would sample another distribution than the policy's"),
+    **dict.fromkeys(("top_logprobs", "prompt_logprobs"), "only sampled tokens have log-probabilities; use logprobs"),
+    "continue_final_message": "a chat turn begins after the messages; continue a text with text completions",
+}
+"""Request fields that are refused unless they are unset, false, zero or empty -> the reason or an alternative."""
 
 
 class ProtocolError(Exception):
@@ -49,6 +82,8 @@ class ChatRequest:
     include_usage: bool
     """Whether the last event of a stream contains the ``usage``."""
     logprobs: bool
+    token_ids: bool
+    """Whether the reply contains the token ids of the prompt and of the turn, as vLLM's does."""
     ignored: tuple[str, ...]
     """Names of request fields that are ignored in favor of the run's options."""
 
@@ -87,6 +122,7 @@ def read_request(body: Any) -> ChatRequest:
         stream=body.get("stream") is True,
         include_usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
         logprobs=body.get("logprobs") is True,
+        token_ids=body.get("return_token_ids") is True,
         ignored=ignored_fields(body),
     )
 
@@ -100,9 +136,12 @@ def read_sampling(body: Mapping[str, Any]) -> tuple[int | None, list[str]]:
     for name in ("n", "best_of"):
         if body.get(name) not in (None, 1):
             raise refusal(name, "one completion a request; send the request again for another")
+    for name, why in REFUSED.items():
+        if body.get(name) or (body.get(name) == {} and name.startswith("guided")):
+            raise refusal(name, why)
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise refusal("response_format", "constrained decoding would sample another distribution than the policy's")
+        raise refusal("response_format", REFUSED["guided_json"])
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
     for limit in limits:
         expect(isinstance(limit, int) and not isinstance(limit, bool) and limit > 0, "max_tokens", "a positive number")
@@ -113,7 +152,7 @@ def read_sampling(body: Mapping[str, Any]) -> tuple[int | None, list[str]]:
 
 
 def ignored_fields(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a request's fields that the run's sampling options override."""
+    """Return the names of a request's fields that the run's options override."""
     return tuple(name for name in IGNORED if body.get(name) is not None)
 
 
@@ -126,6 +165,12 @@ def expect(condition: object, field: str, expected: str) -> None:
 def refusal(field: str, why: str) -> ProtocolError:
     """Return the error for a field that a run cannot honour."""
     return ProtocolError(400, "unsupported", f"{field}: {why}")
+
+
+def no_room(max_tokens: int, why: str) -> ProtocolError:
+    """Return the error for a history that is too long, in OpenAI's words, by which clients recognize it."""
+    message = f"This model's maximum context length is {max_tokens} tokens: {why}"
+    return ProtocolError(400, "context_length_exceeded", message)
 
 
 def _message(message: Any) -> Message:
@@ -196,6 +241,7 @@ def completion(
     finish_reason: str,
     num_tokens: tuple[int, int],
     logprobs: Sequence[tuple[str, float]] | None,
+    token_ids: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> dict[str, Any]:
     """Return the body of a chat completion.
 
@@ -204,6 +250,7 @@ def completion(
         finish_reason: ``stop`` or ``length``. For a message with tool calls, ``stop`` becomes ``tool_calls``.
         num_tokens: Number of tokens of the prompt and of the completion.
         logprobs: Text and log-probability of each token in nats, or None if the request does not ask for them.
+        token_ids: Token ids of the prompt and of the turn, or None if the request does not ask for them.
     """
     said: dict[str, Any] = {"role": "assistant", "content": message["content"], "refusal": None}
     if calls := message.get("tool_calls"):
@@ -225,14 +272,18 @@ def completion(
         ]
         shown = {"content": content, "refusal": None}
     prompt, new = num_tokens
-    return {
+    choice = {"index": 0, "message": said, "logprobs": shown, "finish_reason": finish_reason}
+    whole = {
         "id": f"chatcmpl-{identity}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": MODEL,
-        "choices": [{"index": 0, "message": said, "logprobs": shown, "finish_reason": finish_reason}],
+        "choices": [choice],
         "usage": {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new},
     }
+    if token_ids is not None:
+        whole["prompt_token_ids"], choice["token_ids"] = map(list, token_ids)
+    return whole
 
 
 def _as_text(arguments: Any) -> str:
@@ -247,8 +298,10 @@ def stream_events(whole: Mapping[str, Any], include_usage: bool) -> list[str]:
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
     head = {name: whole[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     said = {"index": 0, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
+    said |= {name: choice[name] for name in ("token_ids",) if name in choice}
+    prompt = {name: whole[name] for name in ("prompt_token_ids",) if name in whole}
     end = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-    events = [head | {"choices": [said]}, head | {"choices": [end]}]
+    events = [head | prompt | {"choices": [said]}, head | {"choices": [end]}]
     if include_usage:
         events.append(head | {"choices": [], "usage": whole["usage"]})
     return [*(json.dumps(event) for event in events), "[DONE]"]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rollout.agents.protocol import MODEL, ProtocolError
+from verl.rollout.agents.protocol import IGNORED, MODEL, REFUSED, ProtocolError
 
 
 def chat_body(body: Any) -> Any:
@@ -30,7 +30,7 @@ def chat_body(body: Any) -> Any:
         "tool_choice": body.get("tool_choice"),
         "max_tokens": body.get("max_output_tokens"),
         "response_format": asked,
-        **{name: body.get(name) for name in ("temperature", "top_p")},
+        **{name: body.get(name) for name in (*IGNORED, *REFUSED)},
     }
 
 

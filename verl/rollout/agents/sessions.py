@@ -32,6 +32,7 @@ from verl.rollout.agents.protocol import (
     assistant_message,
     completion,
     expect,
+    no_room,
     same_message,
 )
 from verl.rollout.environments.conversations import (
@@ -311,7 +312,7 @@ class Sessions:
         if most is not None and session.turns + len(self._sampling.intersection(session.rows)) >= most:
             raise ProtocolError(400, "turn_limit", f"rollout.multi_turn.max_assistant_turns={most}")
         if request.ignored:
-            self.setup.note(f"note: agents set {', '.join(request.ignored)}; the run's own sampling options apply")
+            self.setup.note(f"note: agents set {', '.join(request.ignored)}; the run's own options apply")
         if isinstance(request, CompletionRequest):
             place, history = self._continue_tokens(event, request), list[Message]()
         else:
@@ -405,7 +406,7 @@ class Sessions:
         if isinstance(prompt, str) and len(prompt) <= most * CHARS_PER_TOKEN:
             prompt = list(setup.tokenizer(prompt.encode(errors="replace").decode()).input_ids)
         if isinstance(prompt, str) or len(prompt) > most:
-            raise ProtocolError(400, "context_length_exceeded", f"the prompt has more than {most} tokens")
+            raise no_room(most, "the prompt has more")
         size = len(setup.tokenizer)
         expect(prompt and max(prompt) < size, "prompt", f"at least one token, with ids below {size}")
         return prompt
@@ -420,8 +421,7 @@ class Sessions:
     def _new_row(self, number: int, prompt: list[int], why: str, tools: list[dict[str, Any]]) -> int:
         session, most = self._sessions[number], self.setup.max_prompt_length
         if len(prompt) > most:
-            limit = f"the history begins with {len(prompt)} tokens; the run takes {most}"
-            raise ProtocolError(400, "context_length_exceeded", limit)
+            raise no_room(most, f"the history begins with {len(prompt)} tokens")
         row = Row(prompt, record=session.record, session=number, why=why, tools=tools)
         place = number
         if session.rows:
@@ -442,14 +442,13 @@ class Sessions:
         most = self.setup.max_response_length
         if len(row.tokens) + len(tokens) >= most:
             row.truncated = True
-            limit = f"data.max_response_length={most}"
-            raise ProtocolError(400, "context_length_exceeded", f"{limit} leaves no token for a further turn")
+            raise no_room(most, f"data.max_response_length={most} leaves no token for a further turn")
         row.append_bridge(tokens)
 
     def _check_size(self, messages: Sequence[Message], max_tokens: int) -> None:
         """Raise ``ProtocolError`` if messages are far too long to be tokenized."""
         if sum(len(message["content"]) for message in messages) > max_tokens * CHARS_PER_TOKEN:
-            raise ProtocolError(400, "context_length_exceeded", f"the messages have more than {max_tokens} tokens")
+            raise no_room(max_tokens, "the messages have more")
 
     def _answer(self, row: Row, asked: Asked, calls: Mapping[str, Any], truncated: bool) -> None:
         """Send the history's last turn to its agent."""
@@ -478,8 +477,8 @@ class Sessions:
         row.counts[MALFORMED] += int(bool(row.tools) and turn.malformed)
         whole = {"whole": decode_responses([turn.tokens], setup.tokenizer)[0]} if asked.request.stop else {}
         row.history.append(message | whole)
-        sizes = (len(prompt), len(tokens))
-        asked.reply.set_result(completion(identity, message, finish_reason, sizes, logprobs))
+        sizes, ids = (len(prompt), len(tokens)), (prompt, tokens) if asked.request.token_ids else None
+        asked.reply.set_result(completion(identity, message, finish_reason, sizes, logprobs, ids))
 
 
 def _branched(stream: int, row: Row) -> int:
