@@ -33,10 +33,7 @@ def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
 
 
 def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
-    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` is not the training data of the saved batch.
-
-    Finished sessions of agents are not compared, because agents write their prompts.
-    """
+    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` is not the training data of the saved batch."""
     columns = dict(state["columns"])
     columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
     columns |= {name: [*map(Verdict.from_dict, columns[name])] for name in VERDICTS & columns.keys()}
@@ -45,6 +42,7 @@ def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
         batch.fill(state["kinds"][name], **{name: values})
     prompts_held = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
     for record, held in zip(batch.records, prompts_held, strict=True):
+        # Agents write the prompts of their finished sessions.
         if record.input_ids != held.tolist() and "further_rows" not in batch:
             raise ConfigError(
                 f"data.train_files: prompt {record.uid} is not the one whose response the checkpoint holds; restore "

@@ -6,7 +6,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-import torch
 
 from tests.rollout.agents.test_sessions import OTHER, USER, Game, Reply
 from verl.batch import POLICY, Batch
@@ -38,7 +37,9 @@ class Carried(Game):
         self.sessions = Sessions(self.sessions.setup, before.records, before)
         self.queue = RequestQueue(0, [EngineCapacity(99, 99)])
         streams = before.stream.tolist()
-        self.requests = replace(self.requests, rows=range(len(before)), streams=streams, prompt_ids=[[5, 6]] * len(streams))
+        self.requests = replace(
+            self.requests, rows=range(len(before)), streams=streams, prompt_ids=[[5, 6]] * len(streams)
+        )
 
     def carry_over(self, *numbers: int, text: str = "") -> list[Reply]:
         """End the call, with ``text`` of each turn that is being sampled; continue from a checkpoint of its rows.
@@ -78,7 +79,10 @@ def assert_same(rows: Batch, expected: Batch) -> None:
     for name in ("tokens", "source", "truncated", "turns", "call_counts", "opened_by"):
         ours, theirs = getattr(rows, name), getattr(expected, name)
         assert ours == theirs if isinstance(ours, list) else ours.equal(theirs), name
-    drop = [[{n: v for n, v in row.items() if n != "rollout_logprobs"} for row in part.further_rows[0]] for part in (rows, expected)]
+    drop = [
+        [{n: v for n, v in row.items() if n != "rollout_logprobs"} for row in part.further_rows[0]]
+        for part in (rows, expected)
+    ]
     assert drop[0] == drop[1]
 
 

@@ -6,16 +6,17 @@ again from its first turn, and the recorded turns answer the agent's requests un
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import POLICY
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.completions import CompletionRequest
 from verl.rollout.agents.endpoint import Asked
-from verl.rollout.agents.protocol import ChatRequest, Message
+from verl.rollout.agents.protocol import ChatRequest, Message, same_message
 from verl.rollout.environments.conversations import Conversation
 from verl.rollout.environments.pool import COUNTS
 from vllm_patches.streams import substream
@@ -132,12 +133,12 @@ class Session:
         """Whether the session has had no turn, neither now nor before it was carried over."""
         return not (self.turns or self.recorded or self.differences)
 
-    def not_replayed(self, rows: Sequence[Row]) -> dict[Branch, Row]:
+    def not_replayed(self, rows: Collection[Row]) -> dict[Branch, Row]:
         """Return the recorded histories that have more turns than the session's current ``rows``."""
         played = {row.branch: len(row.turns_so_far) for row in rows}
         return {branch: row for branch, row in self.recorded.items() if len(row.sampled) > played.get(branch, 0)}
 
-    def carried_over(self, rows: Sequence[Row]) -> Conversation:
+    def carried_over(self, rows: Collection[Row]) -> Conversation:
         """Return an unfinished session with these ``rows`` as one conversation with the tokens of all histories."""
         kept = {row.branch: row for row in rows if row.turns_so_far} | self.not_replayed(rows)
         whole = Conversation(self.record.input_ids, version=[], record=self.record)
@@ -159,6 +160,63 @@ class Session:
             row.replace_tokens(whole.part(start, start := start + saved["size"]))
             row.sampled = [SampledTurn(*turn) for turn in saved["turns"]]
             self.recorded[branch] = row
+
+
+def extended_by_messages(
+    rows: Mapping[int, Row], sampling: Container[int], request: ChatRequest
+) -> tuple[int | None, str]:
+    """Return the place of the history that a request extends, or None and the reason for a new history.
+
+    Args:
+        rows: The session's histories by their places.
+        sampling: Places of histories that are being sampled.
+    """
+    best, why, messages = -1, "", request.messages
+    for place, row in reversed(rows.items()):
+        if not row.history:
+            continue
+        pairs = zip(row.history, messages, strict=False)
+        common = next((i for i, pair in enumerate(pairs) if not same_message(*pair)), None)
+        common = min(len(row.history), len(messages)) if common is None else common
+        further = messages[common:]
+        if common == len(row.history):
+            reason = "parallel" if place in sampling else "tools" if row.tools != request.tools else ""
+            reason = reason or ("" if further else "repeated")
+            if not reason and all(message["role"] != "assistant" for message in further):
+                return place, ""
+            reason = reason or "edited"
+        elif not further:
+            reason = "repeated"
+        else:
+            reason = "assistant" if row.history[common]["role"] == "assistant" else "edited"
+        if common > best:
+            best, why = common, reason if common else "other"
+    return None, why or ("other" if rows else "")
+
+
+def extended_by_tokens(
+    rows: Mapping[int, Row], sampling: Container[int], tokens: Sequence[int]
+) -> tuple[int | None, str]:
+    """Like :func:`extended_by_messages`, for the token ids of a prompt: return the longest row that they begin with."""
+    best, longest, found, why = -1, 0, None, ""
+    for place, row in rows.items():
+        known, start = [*row.prompt_ids, *row.tokens], len(row.prompt_ids)
+        pairs = enumerate(zip(known, tokens, strict=False))
+        common = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(known), len(tokens)))
+        if common == len(known) >= longest and place not in sampling:
+            longest, found = common, place
+        if common < best:
+            continue
+        if common == len(known):
+            reason = "parallel"
+        elif common == len(tokens):
+            reason = "repeated"
+        elif common < start:
+            reason = "other"
+        else:
+            reason = "assistant" if row.source[common - start] == POLICY else "edited"
+        best, why = common, reason
+    return found, why
 
 
 def difference(row: Row, request: Request, recorded: Row, tokenizer: PreTrainedTokenizerBase) -> str:

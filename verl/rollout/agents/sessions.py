@@ -16,14 +16,21 @@ from typing import Any
 
 import torch
 
-from verl.batch import POLICY, Batch
+from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.data.prompt_record import PromptRecord
 from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
 from verl.rollout.agents.completions import CompletionRequest, text_completion
 from verl.rollout.agents.endpoint import Asked, Ended, Event
-from verl.rollout.agents.histories import DIFFERENCES, Row, Session, difference
+from verl.rollout.agents.histories import (
+    DIFFERENCES,
+    Row,
+    Session,
+    difference,
+    extended_by_messages,
+    extended_by_tokens,
+)
 from verl.rollout.agents.pool import FIELD
 from verl.rollout.agents.protocol import (
     ChatRequest,
@@ -32,7 +39,6 @@ from verl.rollout.agents.protocol import (
     assistant_message,
     completion,
     expect,
-    same_message,
 )
 from verl.rollout.environments.conversations import (
     CHARS_PER_TOKEN,
@@ -63,9 +69,7 @@ class Sessions:
     num_first = 0
     """Number of requests that engines can receive at the start: 0, because agents have not requested turns yet."""
 
-    def __init__(
-        self, setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch | None = None
-    ) -> None:
+    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch | None = None) -> None:
         """Start the agents. ``partial`` holds the sessions so far, with ``stream``, if sessions are carried over."""
         self.setup, self._carries = setup, partial is not None
         shares = setup.pool.play(records)
@@ -135,7 +139,8 @@ class Sessions:
         replies = [row.asked.reply for row in self._rows.values() if row.asked is not None]
         replies += [event.reply for event in drain(self._events) if isinstance(event, Asked)]
         self.setup.pool.endpoint.stop(numbers, replies)
-        whole = [self._sessions[n].carried_over([self._rows[p] for p in self._sessions[n].rows]) for n in numbers]
+        sessions = [self._sessions[number] for number in numbers]
+        whole = [session.carried_over(self._histories(session).values()) for session in sessions]
         return to_rows(whole).fill(request=torch.tensor(numbers))
 
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
@@ -157,7 +162,7 @@ class Sessions:
             for number in range(len(self._sessions)):
                 self._finish(number)
         queue.resume(sorted(self._sampling - before))
-        return in_time and bool(self._thinking([]))
+        return bool(self._thinking([])) and (in_time or not self._sampling)
 
     def over(self) -> Batch | None:
         """Return one episode for each session that has ended since the last call, or None if no session has ended.
@@ -261,12 +266,16 @@ class Sessions:
             else:
                 self._start(session.share)
 
+    def _histories(self, session: Session) -> dict[int, Row]:
+        """Return the session's message histories by their places."""
+        return {place: self._rows[place] for place in session.rows}
+
     def _finish(self, number: int) -> None:
         """Mark a session as finished if its agent has ended and none of its turns is being sampled."""
         session = self._sessions[number]
         if not session.has_ended or number in self._main or self._sampling.intersection(session.rows):
             return
-        if session.not_replayed([self._rows[place] for place in session.rows]):
+        if session.not_replayed(self._histories(session).values()):
             self._differs(session, "its agent ended earlier")
         if not session.rows:
             # Such a session is excluded from training, but one token gives it a row in all later computations.
@@ -306,7 +315,7 @@ class Sessions:
         self.setup.note_first(
             "replay",
             f"note: {options.path or options.command}: a session of prompt {session.record.uid} was played again and "
-            f"differed: {what}; it goes on from there without its record (docs/agents.md, environment/replay_differences)",
+            f"differed: {what}; environment/replay_differences counts such sessions (docs/agents.md)",
         )
 
     # --- Turns ---
@@ -350,7 +359,7 @@ class Sessions:
     def _continue_messages(self, event: Asked, request: ChatRequest) -> int:
         """Return the place of the row that ends with a request's messages, which is a further row if necessary."""
         setup, session = self.setup, self._sessions[event.session]
-        place, why = self._continued(session, request)
+        place, why = extended_by_messages(self._histories(session), self._sampling, request)
         try:
             if place is None:
                 self._check_rows(session)
@@ -369,61 +378,13 @@ class Sessions:
     def _continue_tokens(self, event: Asked, request: CompletionRequest) -> int:
         """Return the place of the row that ends with a request's tokens, which is a further row if necessary."""
         session, tokens = self._sessions[event.session], self._tokens(request)
-        place, why = self._continued_by_tokens(session, tokens)
+        place, why = extended_by_tokens(self._histories(session), self._sampling, tokens)
         if place is None:
             self._check_rows(session)
             return self._new_row(event.session, tokens, why, [])
         row = self._rows[place]
         self._extend(row, tokens[len(row.prompt_ids) + len(row.tokens) :])
         return place
-
-    def _continued(self, session: Session, request: ChatRequest) -> tuple[int | None, str]:
-        """Return the place of the history that a request extends, or None and the reason for a new history."""
-        best, why = -1, ""
-        for place in reversed(session.rows):
-            row, messages = self._rows[place], request.messages
-            if not row.history:
-                continue
-            pairs = zip(row.history, messages, strict=False)
-            common = next((i for i, pair in enumerate(pairs) if not same_message(*pair)), None)
-            common = min(len(row.history), len(messages)) if common is None else common
-            further = messages[common:]
-            if common == len(row.history):
-                reason = "parallel" if place in self._sampling else "tools" if row.tools != request.tools else ""
-                reason = reason or ("" if further else "repeated")
-                if not reason and all(message["role"] != "assistant" for message in further):
-                    return place, ""
-                reason = reason or "edited"
-            elif not further:
-                reason = "repeated"
-            else:
-                reason = "assistant" if row.history[common]["role"] == "assistant" else "edited"
-            if common > best:
-                best, why = common, reason if common else "other"
-        return None, why or ("other" if session.rows else "")
-
-    def _continued_by_tokens(self, session: Session, tokens: Sequence[int]) -> tuple[int | None, str]:
-        """Like :meth:`_continued`, for the token ids of a prompt: return the longest row that they begin with."""
-        best, longest, found, why = -1, 0, None, ""
-        for place in session.rows:
-            row = self._rows[place]
-            known, start = [*row.prompt_ids, *row.tokens], len(row.prompt_ids)
-            pairs = enumerate(zip(known, tokens, strict=False))
-            common = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(known), len(tokens)))
-            if common == len(known) >= longest and place not in self._sampling:
-                longest, found = common, place
-            if common < best:
-                continue
-            if common == len(known):
-                reason = "parallel"
-            elif common == len(tokens):
-                reason = "repeated"
-            elif common < start:
-                reason = "other"
-            else:
-                reason = "assistant" if row.source[common - start] == POLICY else "edited"
-            best, why = common, reason
-        return found, why
 
     def _tokens(self, request: CompletionRequest) -> list[int]:
         """Return the token ids of a prompt. The tokenizer may add special tokens to a text, as to any text."""
