@@ -61,7 +61,8 @@ class PartialResponse:
 
     def part(self, start: int, stop: int) -> "PartialResponse":
         """Return the response tokens from ``start`` to ``stop`` and their per-token values."""
-        logprobs, version = (None if v is None else v[start:stop] for v in (self.rollout_logprobs, self.version))
+        logprobs = None if self.rollout_logprobs is None else self.rollout_logprobs[start:stop]
+        version = None if self.version is None else self.version[start:stop]
         return PartialResponse(self.prompt_ids, self.tokens[start:stop], self.source[start:stop], logprobs, version)
 
 
