@@ -182,7 +182,7 @@ def test_a_session_that_ends_earlier_is_read_again(carried):
     rows = carried.sessions.over()
     assert rows.response_tokens.tolist() == seventy_eight and rows.environment_rewards.tolist() == [2.0]
     assert rows.version.tolist() == [0, 0] and rows.turns.tolist() == [1] and rows.call_counts[0, 4] == 1
-    assert "differed: its agent ended earlier" in carried.said[0]
+    assert "differed: a recorded request was not repeated" in carried.said[0]
 
 
 def test_a_record_outlives_calls_in_which_its_agent_is_silent(carried):

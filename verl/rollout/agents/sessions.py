@@ -276,7 +276,7 @@ class Sessions:
         if not session.has_ended or number in self._main or self._sampling.intersection(session.rows):
             return
         if session.not_replayed(self._histories(session).values()):
-            self._differs(session, "its agent ended earlier")
+            self._differs(session, "a recorded request was not repeated")
         if not session.rows:
             # Such a session is excluded from training, but one token gives it a row in all later computations.
             self._open(number, number, self._row(number, session.record.input_ids))
