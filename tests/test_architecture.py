@@ -110,7 +110,7 @@ BUDGETS = {
     "rank": 1223,
     "recipes": 1909,
     "rewards": 1820,
-    "rollout": 5445,
+    "rollout": 5425,
     "run": 2598,
     "single_controller": 1603,
     "spectral": 1650,

@@ -14,14 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.batch import POLICY
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.agents.completions import CompletionRequest
 from verl.rollout.agents.endpoint import Asked
 from verl.rollout.agents.protocol import ChatRequest, Message, same_message
 from verl.rollout.environments.conversations import Conversation
 from verl.rollout.environments.pool import COUNTS
 from vllm_patches.streams import substream
-
-Request = ChatRequest | CompletionRequest
 
 DIFFERENCES = COUNTS.index("replay_differences")
 
@@ -162,9 +159,7 @@ class Session:
             self.recorded[branch] = row
 
 
-def extended_by_messages(
-    rows: Mapping[int, Row], sampling: Container[int], request: ChatRequest
-) -> tuple[int | None, str]:
+def row_by_messages(rows: Mapping[int, Row], sampling: Container[int], request: ChatRequest) -> tuple[int | None, str]:
     """Return the place of the history that a request extends, or None and the reason for a new history.
 
     Args:
@@ -194,10 +189,8 @@ def extended_by_messages(
     return None, why or ("other" if rows else "")
 
 
-def extended_by_tokens(
-    rows: Mapping[int, Row], sampling: Container[int], tokens: Sequence[int]
-) -> tuple[int | None, str]:
-    """Like :func:`extended_by_messages`, for the token ids of a prompt: return the longest row that they begin with."""
+def row_by_tokens(rows: Mapping[int, Row], sampling: Container[int], tokens: Sequence[int]) -> tuple[int | None, str]:
+    """Like :func:`row_by_messages`, for the token ids of a prompt: return the longest row that they begin with."""
     best, longest, found, why = -1, 0, None, ""
     for place, row in rows.items():
         known, start = [*row.prompt_ids, *row.tokens], len(row.prompt_ids)
@@ -219,15 +212,15 @@ def extended_by_tokens(
     return found, why
 
 
-def difference(row: Row, request: Request, recorded: Row, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return how a request that continues ``row`` differs from the recorded one, or an empty string if it does not."""
-    turn = recorded.sampled[len(row.sampled)]
+def difference(row: Row, recorded: Row, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return how the requested turn of ``row`` differs from the recorded one, or an empty string if it does not."""
+    turn, requested = recorded.sampled[len(row.sampled)], row.turns_so_far[-1]
     before, now = recorded.prompt_ids + recorded.tokens[: turn.begins], row.prompt_ids + row.tokens
     if before != now:
         pairs = zip(before, now, strict=False)
         at = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(before), len(now)))
         shown = (str(tokenizer.decode(tokens[at : at + SHOWN_TOKENS])) for tokens in (now, before))
         return "a request has {!r} where it had {!r}".format(*shown)
-    if (request.max_tokens, request.stop) != (turn.max_tokens, turn.stop):
+    if (requested.max_tokens, requested.stop) != (turn.max_tokens, turn.stop):
         return "a request has another max_tokens or stop"
     return ""

@@ -23,23 +23,9 @@ from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
 from verl.rollout.agents.completions import CompletionRequest, text_completion
 from verl.rollout.agents.endpoint import Asked, Ended, Event
-from verl.rollout.agents.histories import (
-    DIFFERENCES,
-    Row,
-    Session,
-    difference,
-    extended_by_messages,
-    extended_by_tokens,
-)
+from verl.rollout.agents.histories import DIFFERENCES, Row, Session, difference, row_by_messages, row_by_tokens
 from verl.rollout.agents.pool import FIELD
-from verl.rollout.agents.protocol import (
-    ChatRequest,
-    Message,
-    ProtocolError,
-    assistant_message,
-    completion,
-    expect,
-)
+from verl.rollout.agents.protocol import ChatRequest, Message, ProtocolError, assistant_message, completion, expect
 from verl.rollout.environments.conversations import (
     CHARS_PER_TOKEN,
     CHECK_S,
@@ -291,13 +277,14 @@ class Sessions:
 
     # --- Replaying sessions that were carried over ---
 
-    def _replay(self, place: int, asked: Asked) -> bool:
+    def _replay(self, place: int) -> bool:
         """Return whether a recorded turn answers a request. A turn that was interrupted is only restored."""
-        row, session = self._rows[place], self._sessions[asked.session]
+        row = self._rows[place]
+        session = self._sessions[row.session]
         recorded = session.recorded.get(row.branch)
         if recorded is None or len(row.sampled) >= len(recorded.sampled):
             return False
-        if what := difference(row, asked.request, recorded, self.setup.tokenizer):
+        if what := difference(row, recorded, self.setup.tokenizer):
             self._differs(session, what)
             return False
         turn = recorded.sampled[len(row.sampled)]
@@ -330,7 +317,7 @@ class Sessions:
             self.setup.note(f"warning: a request of an agent was refused: {type(error).__name__}: {error}")
             event.reply.set_exception(ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
         else:
-            return self._replay(place, event)
+            return self._replay(place)
         return False
 
     def _accept(self, event: Asked) -> int:
@@ -359,7 +346,7 @@ class Sessions:
     def _continue_messages(self, event: Asked, request: ChatRequest) -> int:
         """Return the place of the row that ends with a request's messages, which is a further row if necessary."""
         setup, session = self.setup, self._sessions[event.session]
-        place, why = extended_by_messages(self._histories(session), self._sampling, request)
+        place, why = row_by_messages(self._histories(session), self._sampling, request)
         try:
             if place is None:
                 self._check_rows(session)
@@ -378,7 +365,7 @@ class Sessions:
     def _continue_tokens(self, event: Asked, request: CompletionRequest) -> int:
         """Return the place of the row that ends with a request's tokens, which is a further row if necessary."""
         session, tokens = self._sessions[event.session], self._tokens(request)
-        place, why = extended_by_tokens(self._histories(session), self._sampling, tokens)
+        place, why = row_by_tokens(self._histories(session), self._sampling, tokens)
         if place is None:
             self._check_rows(session)
             return self._new_row(event.session, tokens, why, [])
