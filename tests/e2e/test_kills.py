@@ -123,6 +123,11 @@ def asking(model: Path, prompts: Path, folder: Path) -> list[str]:
     return [*conversing(model, prompts, folder), "rollout.multi_turn.tools=[]", agent]
 
 
+def asking_on(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """The same, with sessions that are carried over and played again."""
+    return [*asking(model, prompts, folder), *CARRIED_OVER]
+
+
 def _parent(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -167,6 +172,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
         (conversing, ("worker", "driver", "preemption", "Ctrl-C")),
         (conversing_on, ("worker", "driver", "preemption", "Ctrl-C")),
         (asking, ("worker", "driver", "preemption", "Ctrl-C")),
+        (asking_on, ("worker", "driver", "preemption", "Ctrl-C")),
     ],
 )
 def test_killed_process_changes_no_number(
@@ -187,9 +193,9 @@ def test_killed_process_changes_no_number(
     assert len(expected) == 7
     if command is self_taught:
         assert all(step["actor/teacher_loss"] > 0 for step in expected[1:])
-    if command in (conversing, conversing_on, asking):
+    if command in (conversing, conversing_on, asking, asking_on):
         assert all(step["environment/calls"] > 0 for step in expected[1:])
-    if command in (asynchronous, conversing_on):
+    if command in (asynchronous, conversing_on, asking_on):
         # Wherever it is killed, there are half-finished responses; conversations end sooner.
         carried_over = [step["async/carried_over_tokens"] > 0 for step in expected[1:]]
         assert sum(carried_over) >= (5 if command is asynchronous else 2) and not carried_over[-1]

@@ -42,7 +42,8 @@ def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
         batch.fill(state["kinds"][name], **{name: values})
     prompts_held = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
     for record, held in zip(batch.records, prompts_held, strict=True):
-        if record.input_ids != held.tolist():
+        # Agents write the prompts of their finished sessions.
+        if record.input_ids != held.tolist() and "further_rows" not in batch:
             raise ConfigError(
                 f"data.train_files: prompt {record.uid} is not the one whose response the checkpoint holds; restore "
                 "the data, data.template and model.path of that run"

@@ -303,7 +303,7 @@ class PPOConfig(Group):
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
     def _check_agents(self) -> None:
-        """Check the options for agent sessions, whose histories share an advantage and cannot span several steps."""
+        """Check the options for agent sessions, whose histories share an advantage."""
         turns = self.rollout.multi_turn
         if not (turns.enable and turns.agent.enabled):
             return
@@ -313,8 +313,6 @@ class PPOConfig(Group):
         fix = f"{with_agents}; set it to false, or use actor.use_kl_loss"
         self.require(not self.algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward", fix)
         self.require(not self.uses_teacher, "teacher.model.path", f"{with_agents}; leave out the teacher")
-        fix = "sessions of agents are not carried over; set it to false"
-        self.require(not self.async_training.partial_rollout, "async_training.partial_rollout", fix)
         measures = self.calculator.measured_by("rollout") or not self.calculator.enable
         self.require(measures, "calculator.source", "agents' sessions are measured by the engine; set it to rollout")
 

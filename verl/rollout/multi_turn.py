@@ -24,6 +24,5 @@ def begin_conversations(
 ) -> Conversations | Sessions:
     """Start B conversations with these prompts, or resume the conversations in ``partial``."""
     if setup.options.agent.enabled:
-        assert partial is None, "MultiTurnConfig.check refuses agents whose sessions are carried over"
-        return Sessions(setup, records)
+        return Sessions(setup, records, partial)
     return Conversations(setup, new_conversations(records) if partial is None else resumed(records, partial))

@@ -53,6 +53,18 @@ class PartialResponse:
         self.tokens, self.source = other.tokens, other.source
         self.rollout_logprobs, self.version = other.rollout_logprobs, other.version
 
+    def extend(self, other: "PartialResponse") -> None:
+        """Append the response tokens of ``other`` and their per-token values."""
+        self.tokens, self.source = self.tokens + other.tokens, self.source + other.source
+        self.rollout_logprobs = [*(self.rollout_logprobs or ()), *(other.rollout_logprobs or ())]
+        self.version = [*(self.version or ()), *(other.version or ())]
+
+    def part(self, start: int, stop: int) -> "PartialResponse":
+        """Return the response tokens from ``start`` to ``stop`` and their per-token values."""
+        logprobs = None if self.rollout_logprobs is None else self.rollout_logprobs[start:stop]
+        version = None if self.version is None else self.version[start:stop]
+        return PartialResponse(self.prompt_ids, self.tokens[start:stop], self.source[start:stop], logprobs, version)
+
 
 def to_batch(responses: Sequence[PartialResponse]) -> Batch:
     """Convert responses to a batch with the ``PER_TOKEN`` columns that are available for all of them."""

@@ -255,7 +255,6 @@ class Generation:
         cut = [part for part in self._call_all("rollout.cut") if part is not None]
         left = set(range(len(self.requests.rows))).difference(self.ended)
         if self.conversations is not None:
-            assert isinstance(self.conversations, Conversations), "sessions of agents are not carried over"
             for part in cut:
                 self.conversations.update(part)
             return [self.conversations.rows(sorted(left))] if left else []

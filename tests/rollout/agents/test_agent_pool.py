@@ -12,7 +12,7 @@ from tests.kit import changed, refused, user_code
 from verl.config import PPOConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Asked, Ended
-from verl.rollout.agents.pool import AgentPool, read_reward
+from verl.rollout.agents.pool import STOP_S, AgentPool, read_reward
 from verl.rollout.agents.protocol import completion
 from verl.rollout.agents.sandboxed import prepare_sandboxed
 from verl.rollout.environments.conversations import check_conversations
@@ -164,6 +164,24 @@ def test_an_agent_that_fails_costs_its_own_episode(small_config, tmp_path, how, 
     assert ended[0].failure.startswith(failure.rstrip("*"))
     assert [ended[i].reward for i in range(1, 4)] == [1.0] * 3
     assert "Traceback" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["in_thread", "coroutine"])
+def test_stopped_agents_log_no_error_and_run_again(small_config, tmp_path, name):
+    log, records = tmp_path / "log", [PromptRecord(uid, [1], "x", None, {}, [], False) for uid in range(6)]
+    with AgentPool(options(small_config, tmp_path, name, max_sessions=4), log=log) as pool:
+        for _ in range(2):
+            pool.play(records)
+            asked: list[Asked] = []
+            while len(asked) < 4:
+                event = pool.endpoint.events.get(timeout=60)
+                asked += [event] if isinstance(event, Asked) else []
+            pool.endpoint.stop(range(6), [event.reply for event in asked])
+            started = time.monotonic()
+            pool.submit(bool).result()  # after the sessions
+            assert time.monotonic() - started < STOP_S
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.slow

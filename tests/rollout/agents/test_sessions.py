@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.kit import changed, refused
-from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.batch import ENVIRONMENT, POLICY, RESPONSE_TOKEN, Batch
 from verl.config import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
@@ -64,6 +64,7 @@ class Game:
         sampling = SamplingConfig(n=1, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
         self.requests = ResponseRequests(range(num), [[5, 6]] * num, list(range(1000, 1000 + num)), sampling)
         self.running: dict[int, tuple[Any, ResponseRequests]] = {}
+        self.version = 0
 
     def ask(self, *messages: dict[str, Any], session: int = 0, **fields: Any) -> Reply:
         """Ask for a turn, as a client would."""
@@ -88,17 +89,24 @@ class Game:
             self.running[place] = (sent.partial[[i]], sent.of([i]))
         return list(places)
 
+    def part(self, place: int, text: str) -> Batch:
+        """What an engine returns of the turn at this place, with ``text`` sampled in this call."""
+        before, _ = self.running.pop(place)
+        new = self.tokenizer(text).input_ids if text else []
+        tokens = [*before.response_tokens.tolist(), *new]
+        source = torch.tensor([*before.source.tolist(), *[POLICY] * len(new)], dtype=torch.uint8)
+        logprobs = torch.tensor([*before.rollout_logprobs.tolist(), *[-1.0 - self.version] * len(new)])
+        prompt = before.tokens[~before.in_response].tolist()
+        part = Batch.of([prompt], [tokens]).fill(RESPONSE_TOKEN, source=source, rollout_logprobs=logprobs)
+        if "version" in before:
+            versions = torch.tensor([*before.version.tolist(), *[self.version] * len(new)], dtype=torch.int32)
+            part.fill(RESPONSE_TOKEN, version=versions)
+        return part.fill(request=torch.tensor([place]))
+
     def sample(self, *places: int, text: str = "7", calls: Any = (), truncated: bool = False) -> None:
         """Finish the turns at these places."""
         for place in places:
-            before, _ = self.running.pop(place)
-            new = self.tokenizer(text).input_ids
-            tokens = [*before.response_tokens.tolist(), *new]
-            source = torch.tensor([*before.source.tolist(), *[POLICY] * len(new)], dtype=torch.uint8)
-            logprobs = torch.full((len(tokens),), -1.0)
-            prompt = before.tokens[~before.in_response].tolist()
-            part = Batch.of([prompt], [tokens]).fill(source=source, rollout_logprobs=logprobs)
-            part.fill(request=torch.tensor([place]), truncated=torch.tensor([truncated]))
+            part = self.part(place, text).fill(truncated=torch.tensor([truncated]))
             found = {"calls": list(calls), "malformed": False, "mark": None, "unsupported": "", "prefilled": 1}
             self.sessions.take(part.fill(calls=[found]))
 

@@ -9,6 +9,7 @@ import json
 import secrets
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ MAX_BODY_BYTES = 8 << 20
 
 BODY_TIMEOUT_S = 30.0
 """Time limit in seconds for receiving the body of a request."""
+
+STOPPED_S = 0.5
+"""Number of seconds in which processes stop agents whose sessions are carried over, so that these see no error."""
 
 MAX_PENDING = 64
 """Maximum number of pending requests per session."""
@@ -120,6 +124,17 @@ class Endpoint:
         """Close a session: reject its requests, and tell its process to stop it."""
         self._over.add(number)
         self._sessions.pop(self._keys[number], None)
+
+    def stop(self, numbers: Sequence[int], replies: Sequence[Future[dict[str, Any]]]) -> None:
+        """Close sessions that wait for ``replies``, which become errors after processes have stopped the agents."""
+        for number in numbers:
+            self.close_session(number)
+
+        def fail() -> None:
+            for reply in replies:
+                reply.set_exception(ProtocolError(404, "no_session", "the session has ended"))
+
+        self._loop.call_soon_threadsafe(self._loop.call_later, STOPPED_S, fail)
 
     def close(self) -> None:
         """Stop the server."""

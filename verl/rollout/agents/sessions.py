@@ -10,20 +10,20 @@ Legend: B sessions.
 
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from verl.batch import POLICY, Batch
+from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.data.prompt_record import PromptRecord
 from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
 from verl.rollout.agents.completions import CompletionRequest, text_completion
 from verl.rollout.agents.endpoint import Asked, Ended, Event
+from verl.rollout.agents.histories import DIFFERENCES, Row, Session, difference, row_by_messages, row_by_tokens
 from verl.rollout.agents.pool import FIELD
 from verl.rollout.agents.protocol import (
     ChatRequest,
@@ -33,14 +33,13 @@ from verl.rollout.agents.protocol import (
     completion,
     expect,
     no_room,
-    same_message,
 )
 from verl.rollout.environments.conversations import (
     CHARS_PER_TOKEN,
     CHECK_S,
-    Conversation,
     ConversationSetup,
     read_turn,
+    resumed,
     to_rows,
 )
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG
@@ -48,57 +47,11 @@ from verl.rollout.partial import from_batch, to_batch
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests
 from verl.utils.background import drain
-from vllm_patches.streams import substream
 
 PATIENCE_S = 60.0
 """Seconds without an event after which sampling continues, because busy agents may be waiting for each other."""
 
 CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls", "malformed", "failures", "timeouts"))
-
-
-@dataclass
-class Row(Conversation):
-    """One message history of a session, with its tokens."""
-
-    session: int = field(kw_only=True)
-    branch: tuple[int, int] | None = None
-    """Digest of the prompt's tokens, and index of this history among histories with the same prompt. Both determine the
-    random stream of an additional history. The first history has None and uses the stream of the response."""
-    why: str = ""
-    """Reason for starting this history (see docs/agents.md), or an empty string for the first history."""
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    history: list[Message] = field(default_factory=list)
-    """Messages encoded in the tokens, including messages written by the policy. Empty if the last request was a text
-    completion, because its tokens need not be messages."""
-    asked: Asked | None = None
-    """Request whose turn is being sampled, or None."""
-    begins: int = 0
-    """Number of the row's tokens before the turn that was requested last."""
-    answered: int = -1
-    """Index of this history's last turn among all turns of the session, or -1 before its first turn."""
-
-
-@dataclass
-class Session:
-    """Session of one agent."""
-
-    record: PromptRecord
-    share: list[int]
-    """Sessions of the same process that have not been started."""
-    rows: list[int] = field(default_factory=list)
-    """Places of the session's message histories."""
-    is_live: bool = False
-    """Whether the agent has started and not yet ended."""
-    has_ended: bool = False
-    turns: int = 0
-    reward: float = 0.0
-    failure: str = ""
-    """Reason for the agent's failure, or an empty string."""
-    timed_out: bool = False
-    thinks_since: float | None = None
-    """Time at which the run began to wait for the agent, or None before the agent's start is reported."""
-    begun: Counter[int] = field(default_factory=Counter)
-    """Number of additional message histories, keyed by the digest of their prompt tokens."""
 
 
 class Sessions:
@@ -110,14 +63,20 @@ class Sessions:
     num_first = 0
     """Number of requests that engines can receive at the start: 0, because agents have not requested turns yet."""
 
-    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord]) -> None:
-        self.setup = setup
+    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch | None = None) -> None:
+        """Start the agents. ``partial`` holds the sessions so far, with ``stream``, if sessions are carried over."""
+        self.setup, self._carries = setup, partial is not None
         shares = setup.pool.play(records)
         self._events = setup.pool.endpoint.events
-        self._sessions = [Session(record, []) for record in records]
+        names = range(len(records)) if partial is None else [stream % (1 << 64) for stream in partial.stream.tolist()]
+        self._sessions = [Session(record, [], name) for record, name in zip(records, names, strict=True)]
+        for number, whole in enumerate([] if partial is None else resumed(records, partial)):
+            self._sessions[number].restore(whole, number)
         self._rows: dict[int, Row] = {}
         self._sampling = set[int]()
         """Places of histories that are being sampled or waiting for an engine."""
+        self._measured = set[int]()
+        """Places of histories that the engines have read in this call, and whose hidden states they have."""
         self._next = len(records)
         self._over: list[int] = []
         """Sessions that have ended since the last call of :meth:`over`."""
@@ -143,28 +102,43 @@ class Sessions:
             requests,
             rows=list(places),
             prompt_ids=[row.prompt_ids for row in rows],
-            streams=[_branched(stream, row) for stream, row in zip(streams, rows, strict=True)],
+            streams=[row.stream(stream) for stream, row in zip(streams, rows, strict=True)],
             overrides=None if requests.overrides is None else [requests.overrides[row.session] for row in rows],
-            partial=to_batch(rows) if rows else None,
-            max_tokens=[1 if row.asked is None else row.asked.request.max_tokens for row in rows],
+            # A history that is only read is sent without its last token, from whose state nothing was sampled.
+            partial=to_batch([row.part(0, -1) if row.is_read_again else row for row in rows]) if rows else None,
+            max_tokens=[row.room_in_turn for row in rows],
             stop=[[] if row.asked is None else row.asked.request.stop for row in rows],
         )
 
+    def update(self, part: Batch) -> list[int]:
+        """Store the tokens that an engine has returned, and return the places of their histories."""
+        places: list[int] = part.request.tolist()
+        for place, response in zip(places, from_batch(part), strict=True):
+            if not self._rows[place].is_read_again:
+                self._rows[place].replace_tokens(response)
+        return places
+
     def take(self, part: Batch) -> None:
         """Accept finished turns and send them to their agents."""
-        facts = zip(part.request.tolist(), part.calls, part.truncated.tolist(), strict=True)
-        for response, (place, calls, truncated) in zip(from_batch(part), facts, strict=True):
+        for place, calls, truncated in zip(self.update(part), part.calls, part.truncated.tolist(), strict=True):
             row = self._rows[place]
-            row.replace_tokens(response)
-            row.truncated = truncated and len(row.tokens) >= self.setup.max_response_length
-            row.counts[-1] += calls["prefilled"]
+            self._measured.add(place)
             self._sampling.discard(place)
-            if row.asked is not None:
-                self._answer(row, row.asked, calls, truncated)
+            if not row.is_read_again:
+                self._conclude(row, calls, truncated)
             self._finish(row.session)
 
+    def rows(self, numbers: Sequence[int]) -> Batch:
+        """Stop the agents of unfinished sessions, and return a batch with which a later call can continue these."""
+        replies = [row.asked.reply for row in self._rows.values() if row.asked is not None]
+        replies += [event.reply for event in drain(self._events) if isinstance(event, Asked)]
+        self.setup.pool.endpoint.stop(numbers, replies)
+        sessions = [self._sessions[number] for number in numbers]
+        whole = [session.carried_over(self._histories(session).values()) for session in sessions]
+        return to_rows(whole).fill(request=torch.tensor(numbers))
+
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool, check: Callable[[], None]) -> bool:
-        """Accept the turns that agents have requested, and return whether any session is unfinished.
+        """Accept the turns that agents have requested, and return whether to wait for further requests.
 
         Args:
             queue: Queue to which the places of new turns are added.
@@ -172,40 +146,17 @@ class Sessions:
             wait: Whether to wait for at least one request if no agent waits for a turn.
             check: Called every second while waiting; it may raise.
         """
-        asked: list[Asked] = []
-        last = time.monotonic()
-        while True:
-            for event in self._read_events(self._thinking(asked), wait):
-                last = time.monotonic()
-                if isinstance(event, Asked):
-                    asked.append(event)
-                elif isinstance(event, Ended):
-                    self._end(event)
-                elif self._sessions[event.session].thinks_since is None:
-                    self._sessions[event.session].thinks_since = last
-            if not (wait and self._thinking(asked) and (deterministic or not asked)):
-                break
-            if (asked or self._sampling) and time.monotonic() > last + PATIENCE_S:
-                self.setup.note(
-                    f"note: agents asked nothing for {PATIENCE_S:g} s while others wait for a turn, perhaps for each "
-                    "other; sampling goes on without them, and the run is not reproducible"
-                )
-                break
-            check()
-        # Sort by session, because places and the assignment to engines would otherwise depend on timing.
-        before = set(self._sampling)
-        for event in sorted(asked, key=lambda event: event.session):
-            try:
-                self._accept(event)
-            except ProtocolError as error:
-                event.reply.set_exception(error)
-            except Exception as error:  # a request must not end the run, whatever a template or tokenizer makes of it
-                self.setup.note(f"warning: a request of an agent was refused: {type(error).__name__}: {error}")
-                event.reply.set_exception(ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
-        for number in range(len(self._sessions)):
-            self._finish(number)
+        before, in_time, replayed = set(self._sampling), True, True
+        # Agents whose requests were recorded have their replies at once, so the round waits for them again.
+        while in_time and replayed:
+            waits = wait and (deterministic or self._sampling == before)
+            asked, in_time = self._collect(deterministic, waits, check)
+            # Sort by session, because places and the assignment to engines would otherwise depend on timing.
+            replayed = any([self._reply(event) for event in sorted(asked, key=lambda event: event.session)])
+            for number in range(len(self._sessions)):
+                self._finish(number)
         queue.resume(sorted(self._sampling - before))
-        return len(self._main) < len(self._sessions)
+        return bool(self._thinking([])) and (in_time or not self._sampling)
 
     def over(self) -> Batch | None:
         """Return one episode for each session that has ended since the last call, or None if no session has ended.
@@ -218,7 +169,7 @@ class Sessions:
         numbers, self._over = self._over, []
         if not numbers:
             return None
-        failures = [session.failure for session in self._sessions if session.failure and not session.turns]
+        failures = [session.failure for session in self._sessions if session.failure and session.never_asked]
         if len(failures) == len(self._sessions):
             raise ConfigError(
                 f"{FIELD}: every agent failed before it asked for a turn: {failures[0]}; {ENVIRONMENT_LOG} in the "
@@ -233,8 +184,9 @@ class Sessions:
                 row.counts = [a + b for a, b in zip(row.counts, other.counts, strict=True)]
             row.counts[FAILURES] += int(bool(session.failure) and not session.timed_out)
             row.counts[TIMEOUTS] += int(session.timed_out)
+            row.counts[DIFFERENCES] += session.differences
             main.append(row)
-            further.append([_saved(other) for other in others])
+            further.append([other.saved() for other in others])
         truncated = torch.tensor([row.truncated for row in main])
         rows = to_rows(main).without("environment_states").fill(request=torch.tensor(numbers), truncated=truncated)
         return rows.fill(further_rows=further, opened_by=[row.why for row in main])
@@ -248,6 +200,29 @@ class Sessions:
         return metrics.fill(request=torch.tensor([session_of[place] for place in metrics.request.tolist()]))
 
     # --- Agents ---
+
+    def _collect(self, deterministic: bool, wait: bool, check: Callable[[], None]) -> tuple[list[Asked], bool]:
+        """Return the requests of agents, and whether waiting for them ended in time (see :meth:`resume`)."""
+        asked: list[Asked] = []
+        last = time.monotonic()
+        while True:
+            for event in self._read_events(self._thinking(asked), wait):
+                last = time.monotonic()
+                if isinstance(event, Asked):
+                    asked.append(event)
+                elif isinstance(event, Ended):
+                    self._end(event)
+                elif self._sessions[event.session].thinks_since is None:
+                    self._sessions[event.session].thinks_since = last
+            if not (wait and self._thinking(asked) and (deterministic or not asked)):
+                return asked, True
+            if (asked or self._sampling) and time.monotonic() > last + PATIENCE_S:
+                self.setup.note(
+                    f"note: agents asked nothing for {PATIENCE_S:g} s while others wait for a turn, perhaps for each "
+                    "other; sampling goes on without them, and the run is not reproducible"
+                )
+                return asked, False
+            check()
 
     def _start(self, share: list[int]) -> None:
         if share:
@@ -285,22 +260,76 @@ class Sessions:
             else:
                 self._start(session.share)
 
+    def _histories(self, session: Session) -> dict[int, Row]:
+        """Return the session's message histories by their places."""
+        return {place: self._rows[place] for place in session.rows}
+
     def _finish(self, number: int) -> None:
         """Mark a session as finished if its agent has ended and none of its turns is being sampled."""
         session = self._sessions[number]
         if not session.has_ended or number in self._main or self._sampling.intersection(session.rows):
             return
+        if session.not_replayed(self._histories(session).values()):
+            self._differs(session, "a recorded request was not repeated")
         if not session.rows:
             # Such a session is excluded from training, but one token gives it a row in all later computations.
-            self._open(number, number, Row(session.record.input_ids, record=session.record, session=number))
+            self._open(number, number, self._row(number, session.record.input_ids))
             return
-        self._main[number] = max(session.rows, key=lambda place: self._rows[place].answered)
+        main = max(session.rows, key=lambda place: self._rows[place].answered)
+        if main not in self._measured:
+            # All turns were recorded. An engine reads them for the sake of their hidden states.
+            self._sampling.add(main)
+            return
+        self._main[number] = main
         self._over.append(number)
+
+    # --- Replaying sessions that were carried over ---
+
+    def _replay(self, place: int) -> bool:
+        """Return whether a recorded turn answers a request. A turn that was interrupted is only restored."""
+        row = self._rows[place]
+        session = self._sessions[row.session]
+        recorded = session.recorded.get(row.branch)
+        if recorded is None or len(row.sampled) >= len(recorded.sampled):
+            return False
+        if what := difference(row, recorded, self.setup.tokenizer):
+            self._differs(session, what)
+            return False
+        turn = recorded.sampled[len(row.sampled)]
+        row.replace_tokens(recorded.part(0, turn.ends))
+        if turn.calls is None:
+            return False
+        self._sampling.remove(place)
+        self._conclude(row, turn.calls, turn.truncated)
+        return True
+
+    def _differs(self, session: Session, what: str) -> None:
+        """Count a session that differs from its record, which is no longer used."""
+        session.recorded, session.differences = {}, session.differences + 1
+        options = self.setup.options.agent
+        self.setup.note_first(
+            "replay",
+            f"note: {options.path or options.command}: a session of prompt {session.record.uid} was played again and "
+            f"differed: {what}; environment/replay_differences counts such sessions (docs/agents.md)",
+        )
 
     # --- Turns ---
 
-    def _accept(self, event: Asked) -> None:
-        """Add the turn that an agent requests to an existing or new history.
+    def _reply(self, event: Asked) -> bool:
+        """Accept a request or answer it by an error, and return whether it was answered by a recorded turn."""
+        try:
+            place = self._accept(event)
+        except ProtocolError as error:
+            event.reply.set_exception(error)
+        except Exception as error:  # a request must not end the run, whatever a template or tokenizer makes of it
+            self.setup.note(f"warning: a request of an agent was refused: {type(error).__name__}: {error}")
+            event.reply.set_exception(ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
+        else:
+            return self._replay(place)
+        return False
+
+    def _accept(self, event: Asked) -> int:
+        """Add the turn that an agent requests to an existing or new history, and return the place of this history.
 
         Raises:
             ProtocolError: If the session has no turn, row or token left, or the template rejects the messages.
@@ -320,11 +349,12 @@ class Sessions:
         row = self._rows[place]
         row.asked, row.history, row.begins = event, history, len(row.tokens)
         self._sampling.add(place)
+        return place
 
     def _continue_messages(self, event: Asked, request: ChatRequest) -> int:
         """Return the place of the row that ends with a request's messages, which is a further row if necessary."""
         setup, session = self.setup, self._sessions[event.session]
-        place, why = self._continued(session, request)
+        place, why = row_by_messages(self._histories(session), self._sampling, request)
         try:
             if place is None:
                 self._check_rows(session)
@@ -343,61 +373,13 @@ class Sessions:
     def _continue_tokens(self, event: Asked, request: CompletionRequest) -> int:
         """Return the place of the row that ends with a request's tokens, which is a further row if necessary."""
         session, tokens = self._sessions[event.session], self._tokens(request)
-        place, why = self._continued_by_tokens(session, tokens)
+        place, why = row_by_tokens(self._histories(session), self._sampling, tokens)
         if place is None:
             self._check_rows(session)
             return self._new_row(event.session, tokens, why, [])
         row = self._rows[place]
         self._extend(row, tokens[len(row.prompt_ids) + len(row.tokens) :])
         return place
-
-    def _continued(self, session: Session, request: ChatRequest) -> tuple[int | None, str]:
-        """Return the place of the history that a request extends, or None and the reason for a new history."""
-        best, why = -1, ""
-        for place in reversed(session.rows):
-            row, messages = self._rows[place], request.messages
-            if not row.history:
-                continue
-            pairs = zip(row.history, messages, strict=False)
-            common = next((i for i, pair in enumerate(pairs) if not same_message(*pair)), None)
-            common = min(len(row.history), len(messages)) if common is None else common
-            further = messages[common:]
-            if common == len(row.history):
-                reason = "parallel" if place in self._sampling else "tools" if row.tools != request.tools else ""
-                reason = reason or ("" if further else "repeated")
-                if not reason and all(message["role"] != "assistant" for message in further):
-                    return place, ""
-                reason = reason or "edited"
-            elif not further:
-                reason = "repeated"
-            else:
-                reason = "assistant" if row.history[common]["role"] == "assistant" else "edited"
-            if common > best:
-                best, why = common, reason if common else "other"
-        return None, why or ("other" if session.rows else "")
-
-    def _continued_by_tokens(self, session: Session, tokens: Sequence[int]) -> tuple[int | None, str]:
-        """Like :meth:`_continued`, for the token ids of a prompt: return the longest row that they begin with."""
-        best, longest, found, why = -1, 0, None, ""
-        for place in session.rows:
-            row = self._rows[place]
-            known, start = [*row.prompt_ids, *row.tokens], len(row.prompt_ids)
-            pairs = enumerate(zip(known, tokens, strict=False))
-            common = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(known), len(tokens)))
-            if common == len(known) >= longest and place not in self._sampling:
-                longest, found = common, place
-            if common < best:
-                continue
-            if common == len(known):
-                reason = "parallel"
-            elif common == len(tokens):
-                reason = "repeated"
-            elif common < start:
-                reason = "other"
-            else:
-                reason = "assistant" if row.source[common - start] == POLICY else "edited"
-            best, why = common, reason
-        return found, why
 
     def _tokens(self, request: CompletionRequest) -> list[int]:
         """Return the token ids of a prompt. The tokenizer may add special tokens to a text, as to any text."""
@@ -422,7 +404,7 @@ class Sessions:
         session, most = self._sessions[number], self.setup.max_prompt_length
         if len(prompt) > most:
             raise no_room(most, f"the history begins with {len(prompt)} tokens")
-        row = Row(prompt, record=session.record, session=number, why=why, tools=tools)
+        row = self._row(number, prompt, why=why, tools=tools)
         place = number
         if session.rows:
             place, self._next = self._next, self._next + 1
@@ -430,6 +412,11 @@ class Sessions:
             row.branch = (digest, session.begun[digest])
             session.begun[digest] += 1
         return self._open(number, place, row)
+
+    def _row(self, number: int, prompt: list[int], **fields: Any) -> Row:
+        """Return an empty history of a session. Sessions that are carried over have the versions of their tokens."""
+        version: list[int] | None = [] if self._carries else None
+        return Row(prompt, version=version, record=self._sessions[number].record, session=number, **fields)
 
     def _open(self, number: int, place: int, row: Row) -> int:
         self._rows[place] = row
@@ -450,6 +437,14 @@ class Sessions:
         if sum(len(message["content"]) for message in messages) > max_tokens * CHARS_PER_TOKEN:
             raise no_room(max_tokens, "the messages have more")
 
+    def _conclude(self, row: Row, calls: Mapping[str, Any], truncated: bool) -> None:
+        """Record a finished turn, and send it to its agent if one asked for it."""
+        row.truncated = truncated and len(row.tokens) >= self.setup.max_response_length
+        row.counts[-1] += calls["prefilled"]
+        if row.asked is not None:
+            row.sampled.append(row.turns_so_far[-1]._replace(calls=calls, truncated=truncated))
+            self._answer(row, row.asked, calls, truncated)
+
     def _answer(self, row: Row, asked: Asked, calls: Mapping[str, Any], truncated: bool) -> None:
         """Send the history's last turn to its agent."""
         setup, session = self.setup, self._sessions[row.session]
@@ -457,7 +452,7 @@ class Sessions:
         row.turns += 1
         session.turns += 1
         session.thinks_since = time.monotonic()
-        identity, finish_reason = f"{row.session}-{row.answered}", "length" if truncated else "stop"
+        identity, finish_reason = f"{session.name}-{row.answered}", "length" if truncated else "stop"
         prompt, tokens, logprobs = [*row.prompt_ids, *row.tokens[: row.begins]], row.tokens[row.begins :], None
         if asked.request.logprobs and row.rollout_logprobs is not None:
             pieces = token_pieces(tokens, setup.tokenizer)
@@ -479,14 +474,3 @@ class Sessions:
         row.history.append(message | whole)
         sizes, ids = (len(prompt), len(tokens)), (prompt, tokens) if asked.request.token_ids else None
         asked.reply.set_result(completion(identity, message, finish_reason, sizes, logprobs, ids))
-
-
-def _branched(stream: int, row: Row) -> int:
-    """Return the random stream of ``row``, given the ``stream`` of its response."""
-    return stream if row.branch is None else substream(substream(stream, row.branch[0]), row.branch[1])
-
-
-def _saved(row: Row) -> dict[str, Any]:
-    """Return an additional history as JSON values."""
-    fields = ("why", "prompt_ids", "tokens", "source", "rollout_logprobs", "truncated")
-    return {name: getattr(row, name) for name in fields}

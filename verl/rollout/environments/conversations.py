@@ -84,7 +84,14 @@ class ConversationSetup:
         """Schemas of the custom environments' tools, by the names of environments and tools."""
         self.note = cache(self.say)
         """Function that prints a line unless the line has already been printed."""
+        self._noted = set[str]()
         self._bridges: dict[str, Bridges | ProgramBridges] = {}
+
+    def note_first(self, kind: str, line: str) -> None:
+        """Print a line unless a line of this kind has already been printed."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self.say(line)
 
     def bridges(self, tools: Sequence[Mapping[str, Any]] = ()) -> Bridges | ProgramBridges:
         """Return the bridges for conversations that use the ``tools`` of an agent or a custom environment."""

@@ -464,4 +464,5 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     )
     admitted = f"async_training.max_staleness={ahead}{sizes}" if ahead else ""
     admitted += " with rollout.nnodes" if config.samples_ahead else ""
+    admitted += " with agents" if ahead and config.rollout.multi_turn.agent.enabled else ""
     return " ".join(filter(None, (candidates, config.data.order, admitted)))

@@ -140,9 +140,7 @@ class RolloutScheduler:
         # A prompt that is there twice makes two groups.
         times = zip(records, occurrences(records), strict=True)
         group = torch.tensor([record.uid + count * REPEATED for record, count in times for _ in range(sampling.n)])
-        # The episode of an agent that never requested a turn has no response.
-        learned = batch.turns > 0 if "turns" in batch else torch.ones(len(prompts), dtype=torch.bool)
-        batch.fill(records=prompts, group=group, learned=learned)
+        batch.fill(records=prompts, group=group, learned=has_turns(batch))
         verification.batch = batch
         if timer is not None:
             # Prompts are not counted, because each is processed only once for all its responses.
@@ -384,7 +382,8 @@ class RolloutScheduler:
         after = before.lengths.clone()
         for part in (still_open, ended):
             if part is not None:
-                after[part.request] = part.lengths
+                # An agent's session ends with one of its histories, which may be shorter than all of them.
+                after[part.request] = torch.maximum(part.lengths, before.lengths[part.request])
         timer.count("gen", Work.of(after, before.lengths))
         # Responses that no engine resumed were not reread.
         resumed = (before.response_lengths > 0) & (after > before.lengths)
@@ -420,7 +419,7 @@ class RolloutScheduler:
         sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
         num_learned = 0 if batch is None else len(batch)
         chosen = sampled[: self.config.data.train_batch_size * n]
-        chosen.fill(learned=torch.arange(len(chosen)) < num_learned)
+        chosen.fill(learned=(torch.arange(len(chosen)) < num_learned) & has_turns(chosen))
         metrics: dict[str, float] = {}
         if self.config.algorithm.filter_groups.enable:
             metrics = verdict_metrics(sampled.verdicts, n, data_sources(sampled), self.sources) | {
@@ -434,6 +433,11 @@ def finish(verification: Verification, timer: PhaseTimer) -> None:
     """Wait for the verdicts, and add the waiting time to the phase ``reward``."""
     with timer.phase("reward"):
         verification.finish()
+
+
+def has_turns(batch: Batch) -> Tensor:
+    """Return which episodes have a response, [B] bool. Those of agents that never requested a turn have none."""
+    return batch.turns > 0 if "turns" in batch else torch.ones(len(batch), dtype=torch.bool)
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
