@@ -57,8 +57,8 @@ ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
     "worker": RESTARTED,
     ENGINE: RESTARTED,
     IN_LOAD_WEIGHTS: RESTARTED,
-    "raylet": {REQUEUE: (RESUME, "to start again", COMPLETE), **RESTARTED},
-    # The line before says how to resume it.
+    # Where an error is last, the line before says how to resume.
+    "raylet": {REQUEUE: ("error: worker ", RESUME, "to start again", COMPLETE), **RESTARTED},
     "gcs": {REQUEUE: ("error: Ray's head at ", RESUME, "to start again", COMPLETE), **RESTARTED},
     "verifier": RESTARTED,
     "preemption": {REQUEUE: ("SIGTERM: step ",), **RESTARTED},

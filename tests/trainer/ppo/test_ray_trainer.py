@@ -236,7 +236,7 @@ class RecordedPolicy:
 def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
     """A trainer at step 1 whose policy is recorded; ``replays``: its method chooses what to learn from."""
     trainer = object.__new__(RayPPOTrainer)
-    config = trainer.config = ppo_config("rollout.n=1", *options)
+    config = trainer.config = ppo_config("rollout.n=1", "actor.use_kl_loss=false", *options)
     trainer.loss, trainer.policy = CustomLoss(config.actor), RecordedPolicy()
     trainer.teacher_prompts = trainer.critic = None
     trainer.teacher_servers = []
