@@ -167,7 +167,7 @@ def row_by_messages(rows: Mapping[int, Row], sampling: Container[int], request: 
         sampling: Places of histories that are being sampled.
     """
     best, why, messages = -1, "", request.messages
-    for place, row in reversed(rows.items()):
+    for place, row in reversed(list(rows.items())):
         if not row.history:
             continue
         pairs = zip(row.history, messages, strict=False)
