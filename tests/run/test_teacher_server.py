@@ -219,6 +219,13 @@ def of(path: str, status: int, body: Any) -> Reply:
         (of("/v1/models", 200, b" " * (2 << 20)), "ADDRESS/models answered more than 1048576 bytes"),
         (of("/tokenize", 200, {"tokens": [1]}), "has another tokenizer than the policy: 'What is 12 * 34?' is [1] ..."),
         (of("/v1/completions", 200, {"choices": [{"text": "x"}]}), "answered without the log-probabilities..."),
+        (
+            lambda path, body: (
+                200 * path.endswith("completions"),
+                {"choices": [{"prompt_logprobs": [None for _ in body.get("prompt", [])]}]},
+            ),
+            "answered without the log-probabilities...",
+        ),
         (of("/v1/completions", 302, b""), "ADDRESS/completions answered 302: "),
     ],
 )

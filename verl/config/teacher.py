@@ -244,7 +244,8 @@ class TeacherConfig(Group):
         seen = set[str]()
         for entry in self.by_source:
             source, place = _source_and_place(entry)
-            _require_no_secret("by_source", entry if "://" in entry else "")
+            # A data source's name may contain the marks, unless the entry was split within an address.
+            _require_no_secret("by_source", "".join(part for part in (source, place) if "://" in part))
             form = "must have the form data_source=path or data_source=http://..."
             require(bool(source.strip() and place.strip()), "by_source", entry, form)
             fix = "has two places to end the data source; write = in its name as ==, and a folder as ./a=b"

@@ -181,7 +181,7 @@ class TeacherServer:
             listed = answer["choices"][0]["prompt_logprobs"]
             pairs = list(zip(listed, row, strict=True))[len(row) - length :]
             scored = [ScoredToken.of(entry, token, self.top_k) for entry, token in pairs]
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError):
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
             fix = "the teacher needs a server that returns prompt_logprobs, such as vllm serve"
             raise ServerError(f"answered without the log-probabilities of the prompt; {fix}", again=False) from None
         if not all(LOWEST < value <= 0 for token in scored for value in (token.logprob, *token.top_logprobs)):

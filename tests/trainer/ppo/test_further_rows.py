@@ -24,6 +24,7 @@ def batch() -> Batch:
     batch.fill(source=torch.tensor([p, e, p, p, p, p], dtype=torch.uint8))
     batch.fill(advantages=torch.tensor([6.0, 0.0, 6.0, -2.0, -2.0, 3.0]), old_logprobs=-0.1 * torch.arange(6.0))
     batch.fill(learn_mask=torch.tensor([1, 0, 1, 0, 0, 1]).bool(), group=torch.tensor([0, 0, 1]))
+    batch.fill(learned=torch.tensor([True, False, True]))
     further = [[row([9, 9], [3, 4], [p, e]), row([8], [5], [p])], [row([7], [2, 2], [p, p])], []]
     return batch.widened(4).fill(further_rows=further)
 
@@ -45,6 +46,14 @@ def test_histories_follow_their_session_and_share_its_advantage(batch):
 def test_rows_that_the_rules_reject_are_not_learned_from(batch):
     rows = with_further_rows(batch, lambda further: score(further).fill(learn_mask=further.response_tokens != 5))
     assert rows.learn_mask[rows.response_tokens == 5].tolist() == [True, False]
+    # Whitening leaves 0 on a rejected token, which does not lower the other rows' advantage.
+    batch.learn_mask[0] = False
+    batch.advantages[0] = 0.0
+    assert with_further_rows(batch, score).advantages[3:6].tolist() == [2, 0, 2]
+    # A session whose row is rejected still learns from its other rows.
+    batch.learn_mask[:3] = False
+    rows = with_further_rows(batch, score)
+    assert rows.learn_mask.tolist() == [False, False, False, True, False, True, *[False] * 4, True]
 
 
 def test_sessions_without_further_histories_stay_as_they_are(batch):
@@ -81,7 +90,7 @@ def test_shared_tokens_have_the_weights_of_their_rows(mode):
     p, e = POLICY, ENVIRONMENT
     batch = Batch.of([[1], [2]], [[3, 4, 5], [8]]).fill(source=torch.tensor([p, e, p, p], dtype=torch.uint8))
     batch.fill(advantages=torch.tensor([6.0, 0.0, 6.0, 3.0]), old_logprobs=torch.zeros(4))
-    batch.fill(learn_mask=batch.source == p, group=torch.tensor([0, 1]))
+    batch.fill(learn_mask=batch.source == p, group=torch.tensor([0, 1]), learned=torch.ones(2).bool())
     # The second history leaves the first one after token 3, and the third one the second after token 7.
     further = [[row([1, 3, 9], [7, 4, 2], [p, e, p]), row([1, 3, 9, 7, 6], [5], [p])], []]
     rows = with_further_rows(batch.widened(4).fill(further_rows=further), score, mode == "seq-mean-token-mean")

@@ -106,6 +106,8 @@ def test_every_data_source_has_a_teacher(refused):
     with refused("by_source=[...]: the data_source 'd' has no teacher; name one for it, or for all other sources"):
         alone.teacher.indices_of(["a", "d"])
     assert alone.teacher.indices_of(["b", "a"]) == [1, 0]
+    marks = ppo_config('teacher.by_source=["org/set@v1#main?=http://s/v1"]').teacher
+    assert marks.sources == {"org/set@v1#main?": "http://s/v1"}
     addresses = 'teacher.by_source=["a=http://s/v1","b=http://t/v1"]'
     servers = ppo_config(addresses, "teacher.server.model=m").teacher.servers
     assert [(name, server.address, server.model) for name, server in servers.items()] == [

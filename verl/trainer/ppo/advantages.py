@@ -89,12 +89,7 @@ class AdvantageEstimation:
 
     def fill_learn_mask(self, batch: Batch) -> dict[str, float]:
         """Fill ``learn_mask``, the mask of tokens to include in the losses, and return metrics of rejected tokens."""
-        learned = batch.learned
-        if self.config.trainer.remove_clip:
-            learned = learned & ~batch.truncated
-        if "taught" in batch and not self.config.teacher.use_task_rewards:
-            learned = learned & batch.taught
-        mask = batch.policy_mask & learned[:, None]
+        mask = batch.policy_mask & learned_responses(batch, self.config)[:, None]
         metrics: dict[str, float] = {}
         rules = self.config.algorithm.rollout_correction.rejections
         if rules:
@@ -217,3 +212,13 @@ class AdvantageEstimation:
         rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)
         control.update(mean_kl.item(), len(batch))
         return rewards, {"actor/reward_kl_penalty": mean_kl.item(), "actor/reward_kl_penalty_coeff": coef}
+
+
+def learned_responses(batch: Batch, config: PPOConfig) -> Tensor:
+    """Return which responses to learn from, [B] bool. Rollout correction may still reject their tokens."""
+    learned: Tensor = batch.learned
+    if config.trainer.remove_clip:
+        learned = learned & ~batch.truncated
+    if "taught" in batch and not config.teacher.use_task_rewards:
+        learned = learned & batch.taught
+    return learned

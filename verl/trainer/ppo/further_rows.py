@@ -18,16 +18,17 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch], mean_of_tok
     All tokens of an episode have the same advantage, and each of its k histories has the weight 1/k. A token that
     several histories share is learned from once, in the row that sampled it, with the sum of their weights
     (:func:`token_weights`). Losses are proportional to advantages, which are multiplied by the weights. ``episode``
-    [B'] is the index of each row's session. If there are no additional histories, only the column ``further_rows`` is
-    removed.
+    [B'] is the index of each row's session. If there are no additional histories, only the columns ``further_rows``
+    and ``learned`` are removed.
 
     Args:
-        batch: Columns for the update, including ``further_rows``, with B rows.
+        batch: Columns for the update, including ``further_rows``, with B rows, and ``learned``, whether to learn from a
+            session. The rules of rollout correction may reject its row and not the others.
         score: Function that computes the remaining columns of the further rows from ``tokens``, ``source`` and
             ``rollout_logprobs``. Its ``learn_mask`` excludes tokens that rollout correction rejects.
         mean_of_tokens: Whether the loss of a response is the mean over its tokens rather than their sum.
     """
-    saved, batch = batch.further_rows, batch.without("further_rows")
+    saved, learned, batch = batch.further_rows, batch.learned, batch.without("further_rows", "learned")
     counts = torch.tensor([len(others) for others in saved])
     if not counts.any():
         return batch
@@ -45,9 +46,11 @@ def with_further_rows(batch: Batch, score: Callable[[Batch], Batch], mean_of_tok
             further.fill(EPISODE, **{name: picked})
     # 2. Give the further rows the mean advantage of their session.
     by_policy = batch.source == POLICY
-    sums = sums_within(torch.where(by_policy, batch.advantages.double(), 0.0), batch.response_lengths)
-    learned = batch.learned_responses
-    per_token = (sums / batch.policy_lengths)[owner].repeat_interleave(further.response_lengths)
+    # Estimators with whitening leave 0 on rejected tokens, so these count only if all tokens are rejected.
+    counted = batch.learn_mask | (~batch.learned_responses.repeat_interleave(batch.response_lengths) & by_policy)
+    sums = sums_within(torch.where(counted, batch.advantages.double(), 0.0), batch.response_lengths)
+    means = sums / sums_within(counted.long(), batch.response_lengths)
+    per_token = means[owner].repeat_interleave(further.response_lengths)
     further.fill(advantages=torch.where(further.source == POLICY, per_token, 0.0).float())
     scored = score(further)
     mask = (further.source == POLICY) & learned[owner].repeat_interleave(further.response_lengths)

@@ -14,6 +14,7 @@ from verl.config.ppo import CriticConfig, PPOConfig
 from verl.single_controller.roles import ModelWorkers, PolicyWorkers
 from verl.trainer.logging.rollout_metrics import filtered_length_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
+from verl.trainer.ppo.advantages import learned_responses
 from verl.trainer.ppo.further_rows import with_further_rows
 from verl.trainer.training import SkippedUpdates
 from verl.workers.policy_loss import CustomLoss
@@ -85,6 +86,7 @@ class Updates:
             return of_update
 
         if agents:
+            columns.fill(learned=learned_responses(batch, self.config))
             columns = columns if rows is None else columns[rows]
             mean_of_tokens = self.config.actor.loss_aggregation == "seq-mean-token-mean"
             columns, rows = with_further_rows(columns, self._score, mean_of_tokens), None
