@@ -346,7 +346,7 @@ def test_an_agent_that_repeats_refused_requests_ends(small_config, tiny_tokenize
         game.ask(OTHER)
         game.accept()
         time.sleep(0.01)
-    (rows,) = [game.sessions.over()]
+    rows = game.sessions.over()
     assert rows is not None and rows.call_counts[0, [2, 3]].tolist() == [0, 1] and rows.turns.tolist() == [1]
 
 

@@ -457,9 +457,7 @@ class Sessions:
     def _conclude(self, row: Row, calls: Mapping[str, Any], truncated: bool, answered: int | None = None) -> None:
         """Record a finished turn, and send it to its agent if one asked for it.
 
-        Args:
-            answered: Index among the session's turns, or None for the next one. Agents may repeat requests that they
-                sent at the same time in another order than that in which they were answered.
+        ``answered`` is the turn's index in the session. Without it, the turn is the next one.
         """
         row.truncated = truncated and len(row.tokens) >= self.setup.max_response_length
         row.counts[-1] += calls["prefilled"]
@@ -467,8 +465,8 @@ class Sessions:
             session = self._sessions[row.session]
             row.answered = session.last_turn + 1 if answered is None else answered
             session.last_turn = max(session.last_turn, row.answered)
-            turn = row.turns_so_far[-1]._replace(calls=calls, truncated=truncated, answered=row.answered)
-            row.sampled.append(turn)
+            fields = {"calls": calls, "truncated": truncated, "answered": row.answered}
+            row.sampled.append(row.turns_so_far[-1]._replace(**fields))
             self._answer(row, row.asked, calls, truncated)
 
     def _answer(self, row: Row, asked: Asked, calls: Mapping[str, Any], truncated: bool) -> None:
