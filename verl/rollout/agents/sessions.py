@@ -465,8 +465,8 @@ class Sessions:
             session = self._sessions[row.session]
             row.answered = session.last_turn + 1 if answered is None else answered
             session.last_turn = max(session.last_turn, row.answered)
-            fields = {"calls": calls, "truncated": truncated, "answered": row.answered}
-            row.sampled.append(row.turns_so_far[-1]._replace(**fields))
+            turn = row.turns_so_far[-1]._replace(calls=calls, truncated=truncated)
+            row.sampled.append(turn._replace(answered=row.answered))
             self._answer(row, row.asked, calls, truncated)
 
     def _answer(self, row: Row, asked: Asked, calls: Mapping[str, Any], truncated: bool) -> None:
