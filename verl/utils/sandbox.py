@@ -47,7 +47,7 @@ MAX_OPEN_FILES = 64
 POLL_MS = 20
 """Milliseconds between checks of a run's memory."""
 
-AGENT_PROCESSES, AGENT_OPEN_FILES, AGENT_POLL_MS = 256, 1024, 500
+AGENT_PROCESSES, AGENT_OPEN_FILES, AGENT_POLL_MS = 256, 256, 500
 """The same limits for an agent's command."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
@@ -141,7 +141,8 @@ class SandboxedCommand(subprocess.Popen[bytes]):
         main, filters = (_file(self._files, data) for data in (script.encode(), _filter(sockets=True)))
         self._status_file = _file(self._files)
         limits = _limits(max_bytes) | {"nproc": AGENT_PROCESSES, "nofile": AGENT_OPEN_FILES}
-        mounts = [*_mounts(tuple(folders)), "--bind", *endpoint]
+        # Read-only, because its owner could otherwise change its permissions. Clients can connect nevertheless.
+        mounts = [*_mounts(tuple(folders)), "--ro-bind", *endpoint]
         super().__init__(
             [*_command(main, filters, self._status_file, limits, mounts), *words],
             stdin=subprocess.PIPE,

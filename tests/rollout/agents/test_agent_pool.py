@@ -12,7 +12,7 @@ from tests.kit import changed, refused, user_code
 from verl.config import PPOConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Asked, Ended
-from verl.rollout.agents.pool import STOP_S, AgentPool, read_reward
+from verl.rollout.agents.pool import MAX_ERROR_BYTES, STOP_S, AgentPool, load_agent, read_reward
 from verl.rollout.agents.protocol import completion
 from verl.rollout.agents.sandboxed import prepare_sandboxed
 from verl.rollout.environments.conversations import check_conversations
@@ -100,7 +100,7 @@ def test_a_command_gets_record_and_address(small_config, tmp_path):
 
 
 SANDBOXED = """
-import json, os, socket, sys, urllib.request
+import json, os, socket, sys, time, urllib.request
 secret, port = sys.argv[1].removeprefix("secret="), int(sys.argv[2])
 
 def fails(call, *arguments):
@@ -110,24 +110,33 @@ def fails(call, *arguments):
         return True
 
 url = os.environ["OPENAI_BASE_URL"]
+# More connections than the forwarder may have open.
+held = [socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0]))) for _ in range(200)]
+time.sleep(0.5)
+for connection in held:
+    connection.close()
 body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body)) as reply:
     answer = json.load(reply)["choices"][0]["message"]["content"]
 facts = {
     "answer": answer == "10" and os.environ["OPENAI_API_KEY"] in url,
     "files": fails(open, secret) and fails(open, __file__, "a") and not os.path.exists("/home"),
+    "socket": fails(os.utime, "/endpoint") and fails(os.chmod, "/endpoint", 0),
     "network": fails(socket.create_connection, ("127.0.0.1", port)) and fails(socket.socket, socket.AF_VSOCK),
     "sessions": fails(urllib.request.urlopen, url[:-8] + "/v1/models"),
     "variables": "VERL_POOL_PROCESS" not in os.environ,
 }
 print(facts, file=sys.stderr)
+sys.stderr.write("flood" * 1_000_000)
 print(json.dumps({"reward": float(json.load(sys.stdin)["uid"] + all(facts.values()))}))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sandbox")
-def test_a_sandboxed_command_reaches_its_address_alone(small_config, tmp_path):
+def test_a_sandboxed_command_reaches_its_address_alone(small_config, tmp_path, monkeypatch):
+    (deep := tmp_path / ("folder" * 20)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))  # too long for a Unix socket
     (tmp_path / "agent").mkdir()
     file = user_code(tmp_path / "agent", SANDBOXED, "command.py")
     (tmp_path / "secret").write_text("1")
@@ -135,7 +144,8 @@ def test_a_sandboxed_command_reaches_its_address_alone(small_config, tmp_path):
         words = f"{sys.executable} {file} secret={tmp_path}/secret {listener.getsockname()[1]}"
         made = options(small_config, tmp_path, "in_thread", path=None, command=words, sandbox=True)
         ended = play(made, 2, tmp_path / "log")
-    assert [ended[i].reward for i in range(2)] == [1.0, 2.0], (tmp_path / "log").read_text()
+    assert [ended[i].reward for i in range(2)] == [1.0, 2.0], (tmp_path / "log").read_text()[:5000]
+    assert (tmp_path / "log").stat().st_size < 3 * MAX_ERROR_BYTES
 
 
 @pytest.mark.slow
@@ -147,6 +157,27 @@ def test_a_sandboxed_command_names_what_it_shows(tmp_path, monkeypatch):
         prepare_sandboxed(["/usr/bin/env", str(agent)], "f")
     with refused("f.command: there is no program 'pythn'"):
         prepare_sandboxed(["pythn", str(agent)], "f")
+    # The home folder in other words, and the working folder.
+    (project := tmp_path / "project" / "below").mkdir(parents=True)
+    (link := tmp_path / "project" / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(project)
+    user_code(project.parent, "pass", "agent.py")
+    for path in ("../../agent.py", f"{link}/agent.py", "../agent.py", "."):
+        with refused("f.sandbox=True: the agent would see all of ..."):
+            prepare_sandboxed(["/usr/bin/env", path], "f")
+    # Programs after env have the folders around them, and words are no files only because they are short or empty.
+    (program := project / "venv" / "bin" / "python").parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    made = prepare_sandboxed(["env", "A=1", "venv/bin/python", "", "-c", "x" * 5000], "f")
+    assert made.words == ["/usr/bin/env", "A=1", str(program), "", "-c", "x" * 5000]
+    assert made.folders == [str(project / "venv")]
+
+
+@pytest.mark.parametrize(("command", "why"), [("", "names no program"), ("python 'a.py", "No closing quotation")])
+def test_commands_without_a_program_are_refused(small_config, tmp_path, command, why):
+    made = options(small_config, tmp_path, "in_thread", path=None, command=command)
+    with refused(f"rollout.multi_turn.agent.command={command!r}: {why}"):
+        load_agent(made.agent)
 
 
 @pytest.mark.slow

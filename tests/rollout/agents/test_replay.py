@@ -132,6 +132,29 @@ def test_further_histories_are_carried_over(carried, unbroken):
     assert not carried.said
 
 
+def test_parallel_histories_keep_order_ids_and_reasons(carried, unbroken):
+    def ask(game: Game) -> list[Reply]:
+        return [game.ask(USER), game.ask(USER), game.ask(OTHER)]
+
+    for either in (unbroken, carried):
+        first = ask(either)
+        places = either.accept()
+        either.sample(*reversed(places))
+    ids = [reply.outcome["id"] for reply in first]
+    carried.carry_over()
+    again = ask(carried)
+    assert carried.accept() == [] and [reply.outcome["id"] for reply in again] == ids
+    expected = unbroken.over()
+    carried.end()
+    # The history that was answered last still stands for the session.
+    assert carried.accept() == [0]
+    carried.sample(0)
+    rows = carried.sessions.over()
+    assert rows is not None
+    assert_same(rows, expected)
+    assert [row["why"] for row in rows.further_rows[0]] == ["parallel", "other"]
+
+
 @pytest.mark.parametrize(
     ("messages", "fields", "what"),
     [

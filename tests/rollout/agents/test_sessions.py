@@ -1,5 +1,6 @@
 """Sessions of agents without processes, HTTP or engines: which row a request continues, and what each row holds."""
 
+import time
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -335,6 +336,18 @@ def test_a_silent_agent_ends_by_its_time_limit(small_config, tiny_tokenizer):
     rows = game.sessions.over()
     rows = rows[rows.request.argsort()]
     assert rows.call_counts[:, 3].tolist() == [0, 1] and rows.turns.tolist() == [1, 0]
+
+
+def test_an_agent_that_repeats_refused_requests_ends(small_config, tiny_tokenizer):
+    game = Game(small_config, tiny_tokenizer, agent={"timeout_s": 0.3}, max_assistant_turns=1)
+    game.turn(USER)
+    limit = time.monotonic() + 10
+    while not game.pool.closed and time.monotonic() < limit:
+        game.ask(OTHER)
+        game.accept()
+        time.sleep(0.01)
+    rows = game.sessions.over()
+    assert rows is not None and rows.call_counts[0, [2, 3]].tolist() == [0, 1] and rows.turns.tolist() == [1]
 
 
 def test_agents_that_wait_for_each_other_are_sampled(small_config, tiny_tokenizer, monkeypatch):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -24,14 +25,28 @@ def forward(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
-def serve(listener: socket.socket) -> None:
-    """Connect each client with the endpoint."""
-    while True:
-        client, _ = listener.accept()
-        endpoint = socket.socket(socket.AF_UNIX)
+def connect(client: socket.socket) -> None:
+    """Connect a client with the endpoint."""
+    endpoint = socket.socket(socket.AF_UNIX)
+    try:
         endpoint.connect(SOCKET)
         for pair in ((client, endpoint), (endpoint, client)):
             threading.Thread(target=forward, args=pair, daemon=True).start()
+    except BaseException:
+        for side in (client, endpoint):
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+        raise
+
+
+def serve(listener: socket.socket) -> None:
+    """Connect each client with the endpoint, and go on if there are too many open files or threads for one."""
+    while True:
+        try:
+            connect(listener.accept()[0])
+        except (OSError, RuntimeError) as error:
+            print(f"no connection with the endpoint: {error}", file=sys.stderr, flush=True)
+            time.sleep(0.1)
 
 
 def main(*words: str) -> int:

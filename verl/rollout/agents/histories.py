@@ -42,6 +42,8 @@ class SampledTurn(NamedTuple):
     calls: Mapping[str, Any] | None
     """Tool calls and counts from the engine, or None if the turn is unfinished."""
     truncated: bool = False
+    answered: int = -1
+    """Index of the turn among all turns of the session, or -1 if the turn is unfinished."""
 
 
 @dataclass
@@ -112,6 +114,10 @@ class Session:
     """Whether the agent has started and not yet ended."""
     has_ended: bool = False
     turns: int = 0
+    last_turn: int = -1
+    """Index of the last turn, including recorded ones."""
+    was_refused: bool = False
+    """Whether a request has been refused since the last turn."""
     reward: float = 0.0
     failure: str = ""
     """Reason for the agent's failure, or an empty string."""
@@ -144,7 +150,8 @@ class Session:
         for row in kept.values():
             whole.extend(row)
             size, turns = len(row.tokens), row.turns_so_far
-            saved.append({"branch": row.branch, "prompt_ids": row.prompt_ids, "size": size, "turns": turns})
+            fields = {"branch": row.branch, "why": row.why, "prompt_ids": row.prompt_ids}
+            saved.append(fields | {"size": size, "turns": turns})
         whole.state = json.dumps(saved) if saved else ""
         return whole
 
@@ -153,10 +160,11 @@ class Session:
         self.differences, start = whole.counts[DIFFERENCES], 0
         for saved in json.loads(whole.state or "[]"):
             branch = None if saved["branch"] is None else tuple(saved["branch"])
-            row = Row(saved["prompt_ids"], record=self.record, session=number, branch=branch)
+            row = Row(saved["prompt_ids"], record=self.record, session=number, branch=branch, why=saved["why"])
             row.replace_tokens(whole.part(start, start := start + saved["size"]))
             row.sampled = [SampledTurn(*turn) for turn in saved["turns"]]
             self.recorded[branch] = row
+            self.last_turn = max([self.last_turn, *(turn.answered for turn in row.sampled)])
 
 
 def row_by_messages(rows: Mapping[int, Row], sampling: Container[int], request: ChatRequest) -> tuple[int | None, str]:

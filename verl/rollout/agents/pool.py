@@ -27,6 +27,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Self
 
+from verl.config.errors import ConfigError
 from verl.config.rollout import AgentConfig, MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Ended, Endpoint, Event
@@ -49,6 +50,12 @@ NEVER_S = 30 * 86400.0
 
 MAX_OUTPUT_BYTES = 1 << 16
 """Number of bytes at the end of a command's output that are searched for its reward."""
+
+MAX_ERROR_BYTES = 1 << 20
+"""Number of bytes that are copied from a sandboxed command's standard error."""
+
+MAX_SOCKET_BYTES = 107
+"""Maximum length of a Unix socket's path."""
 
 THREADS_PER_SESSION = 4
 """Number of threads that a session may use through ``asyncio.to_thread``; a command needs up to four."""
@@ -74,7 +81,12 @@ def load_agent(options: AgentConfig) -> Any:
         ConfigError: If it cannot be loaded, does not accept ``(record, base_url, api_key)``, or cannot be sandboxed.
     """
     if options.command is not None:
-        words = shlex.split(options.command)
+        try:
+            words = shlex.split(options.command)
+        except ValueError as error:
+            raise ConfigError(f"{FIELD}.command={options.command!r}: {error}") from error
+        if not words:
+            raise ConfigError(f"{FIELD}.command={options.command!r}: names no program")
         return prepare_sandboxed(words, FIELD) if options.sandbox else words
     assert options.path is not None, "AgentConfig.enabled"
     agent = load_code(options.path, f"{FIELD}.path")
@@ -95,8 +107,7 @@ class AgentPool(KillablePool):
             log: File that receives the output of agents, or None to leave it on standard output.
         """
         self.options = options
-        folder = Path(tempfile.gettempdir()) / f"verl-{secrets.token_hex(8)}"
-        self._socket = folder / "endpoint" if options.agent.sandbox else None
+        self._socket = _socket_path() if options.agent.sandbox else None
         num_processes = options.num_workers or spare_cores(busy_cores)
         super().__init__(
             "agent process",
@@ -148,6 +159,13 @@ class AgentPool(KillablePool):
         for index, outcome in enumerate(outcomes):
             if isinstance(outcome, BaseException):
                 lost(index, outcome)
+
+
+def _socket_path() -> Path:
+    """Return a new path for the endpoint's Unix socket, which is in /tmp if it would be too long elsewhere."""
+    name = Path(f"verl-{secrets.token_hex(8)}/endpoint")
+    path = Path(tempfile.gettempdir()) / name
+    return path if len(os.fsencode(path)) <= MAX_SOCKET_BYTES else "/tmp" / name
 
 
 # --- In the processes ---
@@ -322,9 +340,12 @@ def _feed(process: "subprocess.Popen[bytes]", record: bytes) -> None:
 def _copy_errors(process: "subprocess.Popen[bytes]") -> None:
     """Copy what a sandboxed command writes to standard error, whose file it must not be able to open."""
     assert process.stderr is not None
+    left = MAX_ERROR_BYTES
     with process.stderr:
         while chunk := os.read(process.stderr.fileno(), MAX_OUTPUT_BYTES):
-            os.write(2, chunk)
+            if left > 0:
+                os.write(2, chunk if len(chunk) < left else chunk[:left] + b"\n[further errors are dropped]\n")
+            left -= len(chunk)
 
 
 def _tail(process: "subprocess.Popen[bytes]") -> bytes:

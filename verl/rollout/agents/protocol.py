@@ -25,6 +25,10 @@ IGNORED = (
     "repetition_penalty",
     "reasoning_effort",
     "chat_template_kwargs",
+    "length_penalty",
+    "parallel_tool_calls",
+    "verbosity",
+    "reasoning",
 )
 """Request fields that the run's options override."""
 
@@ -40,12 +44,22 @@ CONSTRAINED = (
     "guided_grammar",
     "guided_json_object",
     "structured_outputs",
+    "structural_tag",
+    "grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "logits_processors",
+    "use_beam_search",
 )
-"""Request fields of OpenAI and vLLM that change which tokens can be sampled."""
+"""Request fields of OpenAI, vLLM and SGLang that change which tokens can be sampled."""
 
 REFUSED = {
     **dict.fromkeys(CONSTRAINED, "constrained decoding would sample another distribution than the policy's"),
     **dict.fromkeys(("top_logprobs", "prompt_logprobs"), "only sampled tokens have log-probabilities; use logprobs"),
+    "stop_token_ids": "turns end by the run's tokens; use stop",
+    **dict.fromkeys(("chat_template", "documents"), "prompts are written by the run's template"),
+    "truncate_prompt_tokens": "the policy reads whole prompts; send a shorter one",
     "continue_final_message": "a chat turn begins after the messages; continue a text with text completions",
 }
 """Request fields that are refused unless they are unset, false, zero or empty -> the reason or an alternative."""
@@ -139,6 +153,8 @@ def read_sampling(body: Mapping[str, Any]) -> tuple[int | None, list[str]]:
     for name, why in REFUSED.items():
         if body.get(name) or (body.get(name) == {} and name.startswith("guided")):
             raise refusal(name, why)
+    if body.get("add_generation_prompt") is False:
+        raise refusal("add_generation_prompt", "a turn of the policy begins after the messages; leave it out")
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
         raise refusal("response_format", REFUSED["guided_json"])

@@ -1,6 +1,8 @@
 """Runs the commands of agents in the sandbox, where they reach their session's address and nothing else."""
 
+import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,35 +36,43 @@ class SandboxedAgent(NamedTuple):
 def prepare_sandboxed(words: Sequence[str], field: str) -> SandboxedAgent:
     """Return the command with the folders of its program and of the files that it names.
 
-    A program in ``bin`` sees the folder around it, such as a virtual environment, also if it is a link to the program.
+    A program in ``bin`` sees the folder around it, such as a virtual environment. If a file is a link, the command also
+    sees the folder of the file to which it leads.
 
     Raises:
-        ConfigError: If there is no sandbox or no such program, or the command would see ``/`` or the home folder, or
-            cannot read its folders.
+        ConfigError: If there is no sandbox or no such program, or the command would see the home, working or temporary
+            folder, or cannot read its folders.
     """
     require_sandbox()
     program = shutil.which(words[0])
     if program is None:
         raise ConfigError(f"{field}.command: there is no program {words[0]!r}")
-    paths = [Path(program).absolute(), Path(program).resolve()]
-    folders = [path.parents[1] if path.parent.name == "bin" else path.parent for path in paths]
-    absolute = [str(paths[0])]
-    for word in words[1:]:
-        path = Path(word).absolute()
-        exists = path.exists()
-        absolute.append(str(path) if exists else word)
-        paths += [path] if exists else []
-        folders += [path if path.is_dir() else path.parent] if exists else []
-    seen: list[str] = []
-    for path, folder in zip(paths, folders, strict=True):
+    # Without "..", behind which a folder would not be recognized.
+    named = [os.path.abspath(program), *(os.path.abspath(word) if _is_file(word) else "" for word in words[1:])]
+    places = {place: _folder(place) for path in named if path for place in (Path(path), Path(path).resolve())}
+    folders: list[str] = []
+    for path, folder in places.items():
         if any(path.is_relative_to(place) for place in SYSTEM):
             continue
-        if Path.home().is_relative_to(folder):
+        private = (Path.home(), Path.cwd(), Path(tempfile.gettempdir()), Path("/tmp"))
+        if any(place.resolve().is_relative_to(folder.resolve()) for place in private):
             raise ConfigError(
                 f"{field}.sandbox=True: the agent would see all of {folder}; put {path} in another folder"
             )
         for place in (folder, path):
             if uses_another_user() and not place.stat().st_mode & 0o004:
                 raise ConfigError(f"{field}.sandbox=True: the agent runs as another user; chmod -R o+rX {place}")
-        seen.append(str(folder))
-    return SandboxedAgent(absolute, seen)
+        folders.append(str(folder))
+    return SandboxedAgent([path or word for path, word in zip(named, words, strict=True)], folders)
+
+
+def _is_file(word: str) -> bool:
+    """Return whether a word of a command names a file or folder. Others may be too long for names."""
+    return bool(word) and os.path.exists(word)
+
+
+def _folder(path: Path) -> Path:
+    """Return the folder that a command sees which names ``path``."""
+    if path.is_dir():
+        return path
+    return path.parents[1] if path.parent.name == "bin" else path.parent

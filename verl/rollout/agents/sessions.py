@@ -241,13 +241,18 @@ class Sessions:
         for number in thinking:
             since = self._sessions[number].thinks_since
             if number not in alive and since is not None and time.monotonic() >= since + limit:
-                self._sessions[number].timed_out = True
-                self.setup.note(
-                    f"note: an agent asked nothing for {FIELD}.timeout_s={limit:g} s and was stopped; with such agents "
-                    "a run is not reproducible"
-                )
-                found.append(Ended(number, 0.0, f"asked nothing for {limit:g} s"))
+                found.append(self._time_out(number))
         return found
+
+    def _time_out(self, number: int) -> Ended:
+        """Return the end of a session whose agent has exceeded its time limit."""
+        limit = self.setup.options.agent.timeout_s
+        self._sessions[number].timed_out = True
+        self.setup.note(
+            f"note: an agent asked nothing for {FIELD}.timeout_s={limit:g} s and was stopped; with such agents "
+            "a run is not reproducible"
+        )
+        return Ended(number, 0.0, f"asked nothing for {limit:g} s")
 
     def _end(self, event: Ended) -> None:
         session = self._sessions[event.session]
@@ -297,10 +302,11 @@ class Sessions:
             return False
         turn = recorded.sampled[len(row.sampled)]
         row.replace_tokens(recorded.part(0, turn.ends))
+        row.why = recorded.why  # such as "parallel", although a recorded turn is never being sampled
         if turn.calls is None:
             return False
         self._sampling.remove(place)
-        self._conclude(row, turn.calls, turn.truncated)
+        self._conclude(row, turn.calls, turn.truncated, turn.answered)
         return True
 
     def _differs(self, session: Session, what: str) -> None:
@@ -320,13 +326,24 @@ class Sessions:
         try:
             place = self._accept(event)
         except ProtocolError as error:
-            event.reply.set_exception(error)
+            self._refuse(event, error)
         except Exception as error:  # a request must not end the run, whatever a template or tokenizer makes of it
             self.setup.note(f"warning: a request of an agent was refused: {type(error).__name__}: {error}")
-            event.reply.set_exception(ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
+            self._refuse(event, ProtocolError(400, "invalid_request", f"{type(error).__name__}: {error}"))
         else:
             return self._replay(place)
         return False
+
+    def _refuse(self, event: Asked, error: ProtocolError) -> None:
+        """Answer a request by an error. An agent that only repeats such requests ends by its time limit."""
+        event.reply.set_exception(error)
+        session, now = self._sessions[event.session], time.monotonic()
+        if session.has_ended or session.thinks_since is None or self._sampling.intersection(session.rows):
+            return
+        if not session.was_refused:
+            session.was_refused, session.thinks_since = True, now
+        elif now >= session.thinks_since + self.setup.options.agent.timeout_s:
+            self._end(self._time_out(event.session))
 
     def _accept(self, event: Asked) -> int:
         """Add the turn that an agent requests to an existing or new history, and return the place of this history.
@@ -437,18 +454,25 @@ class Sessions:
         if sum(len(message["content"]) for message in messages) > max_tokens * CHARS_PER_TOKEN:
             raise no_room(max_tokens, "the messages have more")
 
-    def _conclude(self, row: Row, calls: Mapping[str, Any], truncated: bool) -> None:
-        """Record a finished turn, and send it to its agent if one asked for it."""
+    def _conclude(self, row: Row, calls: Mapping[str, Any], truncated: bool, answered: int | None = None) -> None:
+        """Record a finished turn, and send it to its agent if one asked for it.
+
+        ``answered`` is the turn's index in the session. Without it, the turn is the next one.
+        """
         row.truncated = truncated and len(row.tokens) >= self.setup.max_response_length
         row.counts[-1] += calls["prefilled"]
         if row.asked is not None:
-            row.sampled.append(row.turns_so_far[-1]._replace(calls=calls, truncated=truncated))
+            session = self._sessions[row.session]
+            row.answered = session.last_turn + 1 if answered is None else answered
+            session.last_turn = max(session.last_turn, row.answered)
+            turn = row.turns_so_far[-1]._replace(calls=calls, truncated=truncated)
+            row.sampled.append(turn._replace(answered=row.answered))
             self._answer(row, row.asked, calls, truncated)
 
     def _answer(self, row: Row, asked: Asked, calls: Mapping[str, Any], truncated: bool) -> None:
         """Send the history's last turn to its agent."""
         setup, session = self.setup, self._sessions[row.session]
-        row.asked, row.answered = None, session.turns
+        row.asked, session.was_refused = None, False
         row.turns += 1
         session.turns += 1
         session.thinks_since = time.monotonic()
