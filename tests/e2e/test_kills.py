@@ -53,7 +53,7 @@ RESUME, COMPLETE = "to resume from step ", "the run is complete: "
 RESTARTED: dict[int, tuple[str, ...]] = {0: ("page: ", "metrics: ")}
 """The run itself starts another attempt."""
 ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
-    "driver": {137: (RESUME, "to start again", COMPLETE)},
+    "driver": {137: (RESUME, "to start again", COMPLETE, *RESTARTED[0])},
     "worker": RESTARTED,
     ENGINE: RESTARTED,
     IN_LOAD_WEIGHTS: RESTARTED,

@@ -51,6 +51,7 @@ def started(folder: Path, code: str) -> subprocess.Popen[str]:
             "error: the run was ended by SIGKILL, as the system does when memory runs out",
             "to start again",
         ),
+        ("import atexit; atexit.register(os.kill, os.getpid(), signal.SIGKILL)", 137, "", ""),  # after the run's end
         ("os.abort()", 134, "error: the run was ended by SIGABRT", "to start again"),
     ],
 )

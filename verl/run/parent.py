@@ -56,7 +56,7 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
         if not pipe.read(1):
             code = _report(code, trainer)
     if code:
-        sys.exit(code)
+        sys.exit(code if code > 0 else 128 - code)  # a signal may also end a child that has reported its end
 
 
 def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:

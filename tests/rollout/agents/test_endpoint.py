@@ -1,5 +1,6 @@
 """The endpoint over HTTP: who is answered, and what hostile clients cost."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -160,6 +161,19 @@ def test_one_session_cannot_fill_the_server(server, monkeypatch):
         for event in held:
             event.reply.set_exception(ProtocolError(400, "turn_limit", "enough"))
         assert [each.result()[1]["error"]["message"] for each in waiting] == ["enough"] * 2
+
+
+def test_requests_end_with_the_server():
+    """Those of clients that have gone, too: nothing would await their replies."""
+    server = Endpoint("127.0.0.1")
+    path, body = server.open([0])[0].removeprefix(server.origin), json.dumps(BODY).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        head = f"POST {path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        server.events.get(timeout=20)
+    time.sleep(0.2)
+    server.close()
+    assert not [task for task in asyncio.all_tasks(server._loop) if not task.done()]
 
 
 def test_an_address_that_is_not_this_machines_is_refused():

@@ -139,10 +139,18 @@ class Endpoint:
     def close(self) -> None:
         """Stop the server."""
         with suppress(Exception):
-            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=5)
+            asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(timeout=5)
         self._stop_loop()
         if self._socket is not None:
             shutil.rmtree(self._socket.parent, ignore_errors=True)
+
+    async def _finish(self) -> None:
+        """Stop listening, and cancel requests that still wait for turns, such as those of an attempt that failed."""
+        await self._runner.cleanup()
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
 
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
