@@ -32,7 +32,7 @@ MAX_BODY_BYTES = 8 << 20
 BODY_TIMEOUT_S = 30.0
 """Time limit in seconds for receiving the body of a request."""
 
-STOPPED_S = 0.5
+STOPPED_S = 1.5
 """Number of seconds in which processes stop agents whose sessions are carried over, so that these see no error."""
 
 MAX_PENDING = 64
