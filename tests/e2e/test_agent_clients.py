@@ -172,6 +172,11 @@ def evaluate(folder: Path, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in samples.read_text().splitlines()]
 
 
+def heard(sample: dict[str, Any]) -> str:
+    """Return what the policy read after its first words."""
+    return "".join(part["text"] for part in sample["conversation"][1:] if part["by"] == "environment")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("interface", ["chat", "responses"])
 def test_openai_agents_call_tools_in_one_history(tmp_path: Path, interface: str):
@@ -198,7 +203,8 @@ def test_mini_swe_agent_trains_and_evaluates(tmp_path: Path, smollm2: Path):
     # It leaves replies without a command out of the next request.
     assert all(step["turns/max"] == 2 and step["agent/further_histories/assistant"] > 0 for step in metrics)
     for sample in evaluate(tmp_path, agent, sandbox):
-        assert any(text in sample["response"] for text in ("output token limit", "Format error", "<returncode>"))
+        assert sample["environment"]["turns"] == 2 and sample["environment"]["failures"] == 0
+        assert any(text in heard(sample) for text in ("output token limit", "Format error", "<returncode>"))
 
 
 @pytest.mark.nightly
@@ -211,4 +217,4 @@ def test_verifiers_environment_trains_and_evaluates(tmp_path: Path, smollm2: Pat
     assert all(step["turns/max"] <= 2 and step["agent/histories/mean"] == 1 for step in metrics)
     assert any(step["turns/max"] == 2 for step in metrics)
     for sample in evaluate(tmp_path, agent):
-        assert sample["correct"] or "Your answer is wrong" in sample["response"]
+        assert sample["environment"]["reward"] == 1 or "Your answer is wrong" in heard(sample)
