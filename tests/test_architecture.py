@@ -110,7 +110,7 @@ BUDGETS = {
     "rank": 1223,
     "recipes": 1909,
     "rewards": 1821,
-    "rollout": 5742,
+    "rollout": 5768,
     "run": 2624,
     "single_controller": 1602,
     "spectral": 1650,

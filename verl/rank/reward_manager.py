@@ -32,7 +32,7 @@ Means = dict[str, dict[str, float]]
 
 
 class RewardManager:
-    """Computes Phi, adds it to rewards or advantages, and tracks its baselines. It computes no rewards of its own."""
+    """Computes Phi, adds it to rewards or advantages, and tracks its baselines. It computes no rewards."""
 
     def __init__(self, config: RewardManagerConfig) -> None:
         self.config = config

@@ -164,7 +164,7 @@ def test_one_session_cannot_fill_the_server(server, monkeypatch):
 
 
 def test_requests_end_with_the_server():
-    """Those of clients that have gone, too: nothing would await their replies."""
+    """Requests of disconnected clients are cancelled, too."""
     server = Endpoint("127.0.0.1")
     path, body = server.open([0])[0].removeprefix(server.origin), json.dumps(BODY).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:

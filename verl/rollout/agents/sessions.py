@@ -19,26 +19,17 @@ import torch
 from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.data.prompt_record import PromptRecord
-from verl.data.responses import decode_responses, token_pieces
 from verl.data.templates import render_chat
-from verl.rollout.agents.completions import CompletionRequest, text_completion
+from verl.rollout.agents.completions import CompletionRequest
 from verl.rollout.agents.endpoint import Asked, Ended, Event
 from verl.rollout.agents.histories import DIFFERENCES, Row, Session, difference, row_by_messages, row_by_tokens
 from verl.rollout.agents.pool import FIELD
-from verl.rollout.agents.protocol import (
-    ChatRequest,
-    Message,
-    ProtocolError,
-    assistant_message,
-    completion,
-    expect,
-    no_room,
-)
+from verl.rollout.agents.protocol import ChatRequest, Message, ProtocolError, expect, no_room
+from verl.rollout.agents.replies import reply_to
 from verl.rollout.environments.conversations import (
     CHARS_PER_TOKEN,
     CHECK_S,
     ConversationSetup,
-    read_turn,
     resumed,
     to_rows,
 )
@@ -51,7 +42,7 @@ from verl.utils.background import drain
 PATIENCE_S = 60.0
 """Seconds without an event after which sampling continues, because busy agents may be waiting for each other."""
 
-CALLS, MALFORMED, FAILURES, TIMEOUTS = (COUNTS.index(name) for name in ("calls", "malformed", "failures", "timeouts"))
+FAILURES, TIMEOUTS = COUNTS.index("failures"), COUNTS.index("timeouts")
 
 
 class Sessions:
@@ -476,25 +467,4 @@ class Sessions:
         row.turns += 1
         session.turns += 1
         session.thinks_since = time.monotonic()
-        identity, finish_reason = f"{session.name}-{row.answered}", "length" if truncated else "stop"
-        prompt, tokens, logprobs = [*row.prompt_ids, *row.tokens[: row.begins]], row.tokens[row.begins :], None
-        if asked.request.logprobs and row.rollout_logprobs is not None:
-            pieces = token_pieces(tokens, setup.tokenizer)
-            logprobs = list(zip(pieces, row.rollout_logprobs[row.begins :], strict=True))
-        if isinstance(asked.request, CompletionRequest):
-            (text,) = decode_responses([tokens], setup.tokenizer, [*setup.stop_strings, *asked.request.stop])
-            asked.reply.set_result(text_completion(identity, text, finish_reason, prompt, tokens, logprobs))
-            return
-        schemas = {tool["function"]["name"]: tool for tool in row.tools}
-        turn = read_turn(row, calls, setup.tokenizer, [*setup.stop_strings, *asked.request.stop], schemas)
-        if row.tools and calls["unsupported"]:
-            raise ConfigError(calls["unsupported"])
-        message = {"role": "assistant", "content": turn.text}
-        if row.tools and turn.calls:
-            message = assistant_message(turn.text.partition(calls["mark"])[0] if calls["mark"] else "", turn.calls)
-            row.counts[CALLS] += len(turn.calls)
-        row.counts[MALFORMED] += int(bool(row.tools) and turn.malformed)
-        whole = {"whole": decode_responses([turn.tokens], setup.tokenizer)[0]} if asked.request.stop else {}
-        row.history.append(message | whole)
-        sizes, ids = (len(prompt), len(tokens)), (prompt, tokens) if asked.request.token_ids else None
-        asked.reply.set_result(completion(identity, message, finish_reason, sizes, logprobs, ids))
+        asked.reply.set_result(reply_to(row, asked.request, f"{session.name}-{row.answered}", calls, truncated, setup))
