@@ -9,7 +9,7 @@ import pytest
 
 from tests.rollout.environments.test_pool import RECORD, contents
 from verl.config.errors import ConfigError
-from verl.rollout.environments.pool import Step, first_observation, take_step
+from verl.rollout.environments.pool import EnvironmentStep, first_observation, take_step
 from verl.rollout.environments.tools import Turn
 from verl.rollout.gym_environment import GymEnvironment
 
@@ -62,7 +62,7 @@ def test_gymnasiums_interface(seed: int, said: list[str], heard: list[tuple[str,
     for text in said:
         # In another process the actions so far are taken again.
         environment = Walking() if travels else environment
-        answers.append(asyncio.run(take_step(environment, Step(record, state, Turn(text, [1], [], False)))))
+        answers.append(asyncio.run(take_step(environment, EnvironmentStep(record, state, Turn(text, [1], [], False)))))
         state = answers[-1].state
     assert [(contents(answer)[0], answer.done) for answer in answers] == heard
     moves = [answer.reward for answer in answers if answer.counts[2] == 0]
@@ -92,7 +92,7 @@ def test_games_of_one_process_draw_apart():
         for said in ("number", "array", "tuple"):
             for i, seed in enumerate(seeds):
                 record, turn = replace(RECORD, extra_info={"seed": seed}), Turn(said, [1], [], False)
-                answer = asyncio.run(take_step(environments.pop(0), Step(record, states[i], turn)))
+                answer = asyncio.run(take_step(environments.pop(0), EnvironmentStep(record, states[i], turn)))
                 states[i] = answer.state
                 heard[i] += contents(answer)
         return heard
@@ -118,10 +118,10 @@ def test_games_of_one_process_draw_apart():
 )
 def test_wrong_action_is_named(said: str, message: str):
     with pytest.raises(ConfigError, match=message):
-        asyncio.run(take_step(Numpys(), Step(RECORD, "", Turn(said, [1], [], False))))
+        asyncio.run(take_step(Numpys(), EnvironmentStep(RECORD, "", Turn(said, [1], [], False))))
 
 
 def test_wrong_reward_names_the_users_class(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Walk, "step", lambda *_: (0, float("nan"), False, False, {}))
     with pytest.raises(ConfigError, match=r"Walking: step\(state, turn\) \(.*test_gym.py, line .* the reward nan"):
-        asyncio.run(take_step(Walking(), Step(RECORD, "", Turn("1", [1], [], False))))
+        asyncio.run(take_step(Walking(), EnvironmentStep(RECORD, "", Turn("1", [1], [], False))))

@@ -29,7 +29,7 @@ from verl.rollout.environments.conversations import (
     new_conversations,
     with_tools,
 )
-from verl.rollout.environments.pool import EnvironmentPool, Step, beginning, load_environment, take_step
+from verl.rollout.environments.pool import EnvironmentPool, EnvironmentStep, beginning, load_environment, take_step
 from verl.rollout.environments.tools import Call, Turn
 from verl.rollout.partial import PartialResponse, to_batch
 
@@ -124,7 +124,7 @@ def played(environment: Any, record: PromptRecord, *turns: Turn) -> float:
     """Play the turns and return the sum of rewards."""
     state, total = "", 0.0
     for turn in turns:
-        answer = asyncio.run(take_step(environment, Step(record, state, turn)))
+        answer = asyncio.run(take_step(environment, EnvironmentStep(record, state, turn)))
         state, total = answer.state, total + answer.reward
     return total
 
@@ -158,9 +158,12 @@ def test_each_record_chooses_its_environment(options, tmp_path: Path):
     assert [text.startswith("add<|user|>") for text in texts] == [True, False]
     with EnvironmentPool(chosen) as pool:
         assert (pool.settles(count), pool.settles(guess)) == (True, False)
-        steps = [Step(count, count.state, adds(3)), Step(guess, guess.state, Turn("7", [1], [], False))]
+        steps = [
+            EnvironmentStep(count, count.state, adds(3)),
+            EnvironmentStep(guess, guess.state, Turn("7", [1], [], False)),
+        ]
         first, won = [future.result() for future in pool.ask(steps)]
-        (last,) = pool.ask([Step(count, first.state, LAST)])
+        (last,) = pool.ask([EnvironmentStep(count, first.state, LAST)])
         assert (first.messages[0]["content"], won.reward, last.result().reward) == ("3", 1.0, 0.3)
         setup = ConversationSetup(chosen, 9, 9, tokenizer, {}, [], pool)
         assert ([*setup.tools_of(count)], [*setup.tools_of(guess)]) == (["add"], [])
@@ -193,9 +196,9 @@ def test_each_environment_has_its_tools(options):
 
 
 def test_environments_without_tools_get_no_calls(options):
-    steps = list[Step]()
+    steps = list[EnvironmentStep]()
 
-    def ask(new: list[Step]) -> list[Future]:
+    def ask(new: list[EnvironmentStep]) -> list[Future]:
         steps.extend(new)
         return [Future() for _ in new]
 
@@ -240,8 +243,8 @@ def test_functions_get_the_column_and_the_same_chance(options):
 
 def test_functions_are_called_with_a_repeated_object(options):
     made = options("Counter", "reached", reward="only")
-    answer = asyncio.run(take_step(load_environment(made), Step(RECORD, "", adds(4))))
-    again = asyncio.run(take_step(load_environment(made), Step(RECORD, answer.state, LAST)))
+    answer = asyncio.run(take_step(load_environment(made), EnvironmentStep(RECORD, "", adds(4))))
+    again = asyncio.run(take_step(load_environment(made), EnvironmentStep(RECORD, answer.state, LAST)))
     assert (again.reward, again.done) == (1.0, True) and len(json.loads(again.state)["said"]) == 3
 
 
