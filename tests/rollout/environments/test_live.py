@@ -20,7 +20,14 @@ from verl.evaluation.benchmarks import load_benchmark
 from verl.evaluation.tasks import observed_problems
 from verl.rollout.environments.conversations import THE_END, check_conversations, new_conversations
 from verl.rollout.environments.live import LiveEnvironment
-from verl.rollout.environments.pool import Answer, Step, beginning, first_observation, load_environment, take_step
+from verl.rollout.environments.pool import (
+    Answer,
+    EnvironmentStep,
+    beginning,
+    first_observation,
+    load_environment,
+    take_step,
+)
 from verl.rollout.environments.tools import Call, Turn, tool_schemas
 
 RECORD = PromptRecord(3, [5], "environment", None, {"target": 4}, [{"role": "user", "content": "Play."}], False)
@@ -132,7 +139,7 @@ def begun(environment: Any, record: PromptRecord = RECORD) -> tuple[str, list[st
 
 def step(environment: Any, state: str, *calls: tuple[str, Any], turn: Turn | None = None) -> Answer:
     turn = turn or Turn("", [1], [Call(*call) for call in calls], False)
-    return asyncio.run(take_step(environment, Step(RECORD, state, turn)))
+    return asyncio.run(take_step(environment, EnvironmentStep(RECORD, state, turn)))
 
 
 def said(answer: Answer) -> list[str]:

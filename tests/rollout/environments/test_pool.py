@@ -18,7 +18,7 @@ from verl.rollout.environments.conversations import with_tools
 from verl.rollout.environments.pool import (
     Answer,
     EnvironmentPool,
-    Step,
+    EnvironmentStep,
     load_environment,
     load_environments,
     take_step,
@@ -149,8 +149,8 @@ def options(file: Path, *tools: str, **changes: object) -> MultiTurnConfig:
     return replace(shipped, enable=True, tools=[f"{file}:{tool}" for tool in tools], **changes)
 
 
-def asking(*calls: Call, malformed: bool = False) -> Step:
-    return Step(RECORD, "", Turn("", [1, 2, 3], list(calls), malformed))
+def asking(*calls: Call, malformed: bool = False) -> EnvironmentStep:
+    return EnvironmentStep(RECORD, "", Turn("", [1, 2, 3], list(calls), malformed))
 
 
 def contents(answer: Answer) -> list[str]:
@@ -208,7 +208,9 @@ def contents(answer: Answer) -> list[str]:
         (asking(*[Call("multiply", {"a": 2, "b": n}) for n in (1, 2, 3)]), ["2", "4"], (3, 0, 0, 0, 0, 0)),
     ],
 )
-def test_calls_are_answered_by_messages(file: Path, turn: Step, messages: list[str], counts: tuple[int, ...]):
+def test_calls_are_answered_by_messages(
+    file: Path, turn: EnvironmentStep, messages: list[str], counts: tuple[int, ...]
+):
     environment = load_environment(options(file, "multiply", "add", "misbehave", max_parallel_calls=2))
     answer = asyncio.run(take_step(environment, turn))
     assert (contents(answer), answer.counts, answer.done) == (messages, counts, not messages)
@@ -217,7 +219,7 @@ def test_calls_are_answered_by_messages(file: Path, turn: Step, messages: list[s
 def test_a_state_of_tensors_travels_as_json(file: Path):
     environment = load_environment(options(file, environment=f"{file}:Counting"))
     answer = asyncio.run(take_step(environment, asking()))
-    answer = asyncio.run(take_step(environment, Step(RECORD, answer.state, Turn("hi", [1], [], False))))
+    answer = asyncio.run(take_step(environment, EnvironmentStep(RECORD, answer.state, Turn("hi", [1], [], False))))
     state = from_json(json.loads(answer.state))
     assert torch.equal(state["sum"], torch.tensor([4.0, 4.0])) and state["uid"] == 0
     assert (answer.messages, answer.done, answer.reward) == ([{"role": "user", "content": "hi"}], False, 0.25)
@@ -271,7 +273,7 @@ def test_mistakes_of_an_environment_are_named(tmp_path: Path, returned: str, mes
 def test_step_gets_the_state_of_a_checkpoint(file: Path):
     environment = load_environment(options(file, environment=f"{file}:Pairs"))
     first = asyncio.run(take_step(environment, asking()))
-    second = asyncio.run(take_step(environment, Step(RECORD, first.state, asking().turn)))
+    second = asyncio.run(take_step(environment, EnvironmentStep(RECORD, first.state, asking().turn)))
     assert contents(first) == contents(second) == ["[1, 2]"]
 
 
@@ -297,7 +299,10 @@ def test_hanging_start_ends_the_conversation(file: Path, tmp_path: Path):
     log = tmp_path / "environment.log"
     late = options(file, environment=f"{file}:Late", timeout_s=4.0)
     with EnvironmentPool(late, log=log) as pool:
-        steps = [Step(replace(RECORD, uid=1), "", asking().turn), Step(RECORD, "", Turn("hang", [1], [], False))]
+        steps = [
+            EnvironmentStep(replace(RECORD, uid=1), "", asking().turn),
+            EnvironmentStep(RECORD, "", Turn("hang", [1], [], False)),
+        ]
         start, step, fine = (answer.result() for answer in pool.ask([*steps, asking()]))
     assert (contents(start), start.done, start.counts[3]) == (["Error: no answer within 4 s"], True, 1)
     # The state is that of start, so that the conversation goes on.
@@ -360,7 +365,7 @@ def test_the_documented_environment_plays(tmp_path: Path):
     record = replace(RECORD, extra_info={"number": 7})
     state, heard = "", []
     for said in ("I guess 50", "hm", "20", "7!"):
-        answer = asyncio.run(take_step(environment, Step(record, state, Turn(said, [1], [], False))))
+        answer = asyncio.run(take_step(environment, EnvironmentStep(record, state, Turn(said, [1], [], False))))
         state = answer.state
         heard.append((contents(answer), answer.done, answer.reward))
     lower = (["It is lower."], False, 0.0)

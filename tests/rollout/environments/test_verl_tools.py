@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import shipped_config
 from verl.config.errors import ConfigError
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.environments.pool import Step, load_environment, take_step
+from verl.rollout.environments.pool import EnvironmentStep, load_environment, take_step
 from verl.rollout.environments.tools import Call, Turn, tool_schemas
 
 # In the form of veRL's own tool for GSM8K.
@@ -88,7 +88,7 @@ def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.Monke
     info = {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "18"}}}}
     record = PromptRecord(0, [5], "openai/gsm8k", "18", info, [], False)
     calls = [Call("calc_gsm8k_reward", {"answer": answer}) for answer in ("18", "17")]
-    answer = asyncio.run(take_step(load_environment(options), Step(record, "", Turn("", [1], calls, False))))
+    answer = asyncio.run(take_step(load_environment(options), EnvironmentStep(record, "", Turn("", [1], calls, False))))
     assert [m["content"] for m in answer.messages] == ["calc_gsm8k_reward: 1.0", "calc_gsm8k_reward: 0.0"]
     assert answer.reward == 0.0
     (schema,) = tool_schemas(options)
@@ -170,7 +170,7 @@ def test_tool_of_verl_0_9_gets_agent_data_and_keeps_fields(tmp_path: Path):
     environment, state, texts = load_environment(options), "", []
     record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [{"role": "user", "content": "Count."}], False)
     for _ in range(2):
-        step = Step(record, state, Turn("", [1], [Call("count", {})], False))
+        step = EnvironmentStep(record, state, Turn("", [1], [Call("count", {})], False))
         answer = asyncio.run(take_step(environment, step))
         state = answer.state
         texts.append(answer.messages[0]["content"])
@@ -190,7 +190,7 @@ def test_function_tools_of_verl_0_9(tmp_path: Path):
     assert half["function"]["parameters"]["required"] == ["number"]
     calls = [Call("double", {"number": 4}), Call("half", {"number": 4})]
     record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [], False)
-    answer = asyncio.run(take_step(load_environment(options), Step(record, "", Turn("", [1], calls, False))))
+    answer = asyncio.run(take_step(load_environment(options), EnvironmentStep(record, "", Turn("", [1], calls, False))))
     assert [message["content"] for message in answer.messages] == ["8", '{"half": 2.0}']
     (tmp_path / "functions.py").write_text("def helper(): ...")
     with pytest.raises(ConfigError, match="function_tool_path='.*': no function is decorated with @function_tool"):
@@ -237,7 +237,7 @@ def test_tool_with_a_schema_of_a_function_and_modules_of_verl(tmp_path: Path, mo
     assert schema["function"]["parameters"]["required"] == ["code"]
     calls = [Call("code_interpreter", {"code": "1 + 1"})]
     record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [], False)
-    answer = asyncio.run(take_step(load_environment(options), Step(record, "", Turn("", [1], calls, False))))
+    answer = asyncio.run(take_step(load_environment(options), EnvironmentStep(record, "", Turn("", [1], calls, False))))
     assert answer.messages[0]["content"] == "code_interpreter: 5"
     # As veRL's search and sandbox-fusion tools, whose actors would start a Ray of their own.
     (tmp_path / "sandbox.py").write_text(f"import ray\n{SANDBOX}")
