@@ -33,8 +33,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
-def refused(line: str, error: type[Exception] = ConfigError, **places: object) -> Iterator[None]:
-    """Check that ``error`` is raised with this one line, in which ``...`` stands for any text.
+def refused(
+    line: str, error: type[Exception] | tuple[type[Exception], ...] = ConfigError, **places: object
+) -> Iterator[None]:
+    """Check that ``error`` is raised with this one line, in which ``...`` stands for any text without an end of line.
 
     Args:
         line: the whole message; the names of ``places`` stand for their text.
