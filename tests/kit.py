@@ -180,6 +180,13 @@ def stored(state: Any) -> Any:
     return from_json(json.loads(json.dumps(to_json(state))))
 
 
+def documented(page: str, name: str) -> str:
+    """Return an example of a page of docs/: the block of code whose first line is ``# name``."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    (code,) = re.findall(rf"^```python\n(# {re.escape(name)}\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return code
+
+
 def user_code(folder: Path, source: str, name: str = "mine.py") -> str:
     """Write a module as users do; returns its path."""
     (folder / name).write_text(source)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 
-from tests.conftest import ROOT
-from tests.kit import data_options, ppo_config, scoring
+from tests.kit import data_options, documented, ppo_config, scoring
 from tests.tables import refusals
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.translate import translate
@@ -216,9 +215,8 @@ def test_evaluation_reads_the_runs_generated_sets(package, tmp_path: Path):
 
 
 def test_documented_curriculum_goes_on_after_success(tmp_path: Path):
-    text = (ROOT / "docs" / "data.md").read_text()
     names: dict[str, Any] = {}
-    exec(text.partition("# levels.py\n")[2].partition("```")[0], names)
+    exec(documented("data", "levels.py"), names)
     records = [SimpleNamespace(extra_info={"set": name}) for name in "aabb"]
     levels = names["Levels"](records, None, 0)
     drawn = iter(levels)
