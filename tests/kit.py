@@ -33,8 +33,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
-def refused(line: str, error: type[Exception] = ConfigError, **places: object) -> Iterator[None]:
-    """Check that ``error`` is raised with this one line, in which ``...`` stands for any text.
+def refused(
+    line: str, error: type[Exception] | tuple[type[Exception], ...] = ConfigError, **places: object
+) -> Iterator[None]:
+    """Check that ``error`` is raised with this one line, in which ``...`` stands for any text without an end of line.
 
     Args:
         line: the whole message; the names of ``places`` stand for their text.
@@ -176,6 +178,13 @@ def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
 def stored(state: Any) -> Any:
     """Return the state that a checkpoint gives back, after its way through JSON."""
     return from_json(json.loads(json.dumps(to_json(state))))
+
+
+def documented(page: str, name: str) -> str:
+    """Return an example of a page of docs/: the block of code whose first line is ``# name``."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    (code,) = re.findall(rf"^```python\n(# {re.escape(name)}\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return code
 
 
 def user_code(folder: Path, source: str, name: str = "mine.py") -> str:

@@ -17,7 +17,9 @@ HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_stat
 PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
     **dict.fromkeys(("step_cpu", "step_cpu_apart", "step_small", "shaping_cpu"), bench_step.page),
-    **dict.fromkeys(("studies/rank_shaping", "studies/pretrained", "studies/recipes"), study_page.page),
+    **dict.fromkeys(
+        [f"studies/{name}" for name in ("hidden_states", "pretrained", "rank_shaping", "recipes")], study_page.page
+    ),
     "async": bench_async.page,
     "carry_over": bench_carry_over.page,
     "sampler": bench_sampler.page,
@@ -45,14 +47,3 @@ def test_trainings_are_compared_in_turns_or_apart():
     # A round in which the machine was slow counts like the others.
     rounds[0]["TRL"]["seconds"] = 100.0
     assert bench_step.summarise(rounds, False)["GRPO"]["seconds"]["ratio"] == 0.2
-
-
-TEN = [10, 3, 7, 1, 9, 2, 8, 5, 4, 6]
-"""The second to the ninth hold the median with probability 1 - 2 (1 + 10) / 1024 = 97.9%."""
-
-
-@pytest.mark.parametrize(
-    ("values", "interval"), [(TEN, (2, 9)), (range(40), (13, 26)), ([5.0, 4.0, 6.0], (4.0, 6.0)), ([5.0], (5.0, 5.0))]
-)
-def test_interval_of_the_median(values, interval):
-    assert bench_step.median_interval(values) == interval

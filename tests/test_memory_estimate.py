@@ -138,10 +138,8 @@ def test_run_near_the_edge_of_its_gpus_is_warned(tmp_path: Path):
     assert line.startswith("warning: sync: needs about 73.8 GB of a GPU with 80.0 (KV cache ")
     assert "; if memory runs out: lower rollout.gpu_memory_utilization; use more workers" in line
     line = warning("model.gradient_checkpointing=false")
-    assert (
-        line.startswith("warning: update, backward: needs about 132.3 GB")
-        and "; if memory runs out: lower actor.micro" in line
-    )
+    assert line.startswith("warning: update, backward: needs about 132.3 GB")
+    assert "; if memory runs out: lower actor.micro" in line
 
 
 def test_only_models_that_the_terms_describe_are_estimated(tmp_path: Path, small_config):

@@ -16,18 +16,8 @@ import verl
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = ("verl", "verl_pages", "vllm_patches")
-SOURCES = (
-    *PACKAGES,
-    "configs",
-    "data",
-    "requirements",
-    "requirements.txt",
-    "setup.py",
-    "pyproject.toml",
-    "MANIFEST.in",
-)
-TEXTS = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+FOLDERS = ("verl", "verl_pages", "vllm_patches", "configs", "data", "requirements")
+FILES = "requirements.txt setup.py pyproject.toml MANIFEST.in README.md LICENSE CHANGELOG.md CITATION.cff".split()
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +26,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     source = folder / "source"  # a build leaves files where it runs
     source.mkdir()
-    for name in (*SOURCES, *TEXTS):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
-        else:
-            shutil.copy(ROOT / name, source)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    for name in FILES:
+        shutil.copy(ROOT / name, source)
     subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=source, check=True, capture_output=True)
     (sdist,) = (source / "dist").glob("verl_rank-*.tar.gz")
     assert sdist.name == f"verl_rank-{verl.__version__}.tar.gz"

@@ -49,22 +49,19 @@ def test_setup_refuses_in_one_line(args: list[str], python: str | None, words: l
     assert sorted(files) == ["thesis", "thesis/thesis.tex"]
 
 
-@pytest.mark.parametrize("kind", ["link", "folder"])
-def test_environment_of_another_checkout_is_left_alone(kind: str, tmp_path: Path):
+def test_environment_of_another_checkout_is_left_alone(tmp_path: Path):
     other = tmp_path / "other"
     (other / "scripts").mkdir(parents=True)
     (other / "scripts" / "setup.sh").touch()
     (other / ".venv").mkdir()
     stamp = f"mode=cpu\ndev=no\nroot={other}\npython=3.11\nrequirements=1 2\n"
     (other / ".venv" / ".verl-setup").write_text(stamp)
-    venv = other / ".venv"
-    if kind == "link":
-        venv = tmp_path / "venv"
-        venv.symlink_to(other / ".venv")
-    result = run_setup("--cpu", "--venv", str(venv))
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert f"VERL_ENV={other}/.venv" in line and line.startswith(f"setup.sh: {venv} ")
+    (tmp_path / "venv").symlink_to(other / ".venv")
+    for venv in (tmp_path / "venv", other / ".venv"):
+        result = run_setup("--cpu", "--venv", str(venv))
+        assert result.returncode == 1
+        (line,) = result.stderr.splitlines()
+        assert f"VERL_ENV={other}/.venv" in line and line.startswith(f"setup.sh: {venv} ")
     assert [path.name for path in (other / ".venv").iterdir()] == [".verl-setup"]
     assert (other / ".venv" / ".verl-setup").read_text() == stamp
 
@@ -186,18 +183,12 @@ def evaluate(checkout: Path, *args: str, **settings: str) -> tuple[int, list[str
     return run(script, *args)
 
 
-def test_train_passes_its_arguments_on(checkout: Path):
-    arguments = ["--model_name", "a/b", "data.train_files=[a b]", "-m", "seed=1,2"]
-    assert run(checkout / "train.sh", *arguments)[:2] == (0, [f"{TRAIN} {' '.join(arguments)}"])
-    (checkout / "calls").unlink()
-    assert run(checkout / "train.sh")[:2] == (0, [TRAIN])
-
-
-@pytest.mark.parametrize("script", ["train.sh", "eval.sh"])
-def test_working_directory_stays_and_the_checkout_is_used(checkout: Path, script: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("script", "called"), [("train.sh", TRAIN), ("eval.sh", f"{EVALUATE} evaluation=embedded")])
+def test_arguments_are_passed_on_from_any_folder(checkout: Path, script: str, called: str, monkeypatch):
     (checkout / "elsewhere").mkdir()
     monkeypatch.chdir(checkout / "elsewhere")
-    assert run(checkout / script)[0] == 0
+    arguments = ["--model_name", "a/b", "data.train_files=[a b]", "-m", "seed=1,2"]
+    assert run(checkout / script, *arguments)[:2] == (0, [f"{called} {' '.join(arguments)}"])
     assert (checkout / "places").read_text() == f"{checkout}/elsewhere {checkout}:{ROOT}"
 
 
@@ -224,8 +215,7 @@ SWITCHED_ON = "calculator.enable=true calculator.diff_stride=20 trainer.logger=[
     ("args", "settings", "overrides"),
     [
         ("", {}, "evaluation=embedded"),
-        ("n_sampling=4", {}, "evaluation=embedded n_sampling=4"),
-        ("--cfg job", {}, "evaluation=embedded --cfg job"),
+        ("n_sampling=4 --cfg job", {}, "evaluation=embedded n_sampling=4 --cfg job"),
         ("evaluation=FULL_PASS1 model.path=x", {}, "evaluation=FULL_PASS1 model.path=x"),
         ("evaluation=A", {"ACTIVE_CONFIG_SET": "B"}, "evaluation=A"),
         ("model.path=x benchmarks=a,b n_sampling=16", {}, "model.path=x benchmarks=a,b n_sampling=16"),

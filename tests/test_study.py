@@ -1,4 +1,4 @@
-"""The statistics of benchmarks/study.py on literal figures, its order, its resumption, and one study of a step."""
+"""benchmarks/study.py: the order of its runs, its page on literal figures, and the published studies."""
 
 import math
 from dataclasses import asdict
@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 import study
-import torch
 import yaml
 from bench_report import write_report
-from scipy.stats import ttest_rel
 from study import runs_of
 from study_file import Arm, Study
-from study_page import LOGGED, Block, holm, page, rates
-from torch import Tensor
+from study_page import LOGGED, holm, page
 
 GIVEN: dict[str, Any] = {
     "question": "Which is better?",
@@ -55,36 +52,10 @@ def test_study_runs_seed_by_seed(tmp_path: Path):
     assert runs[1].options == ["rollout.val_kwargs.n=4", "experiment=verl_grpo", "seed=1"]
 
 
-@pytest.mark.parametrize(
-    "file", ["hidden_states", "hidden_states_weights", "pretrained", "rank_shaping", "recipes", "staleness"]
-)
-def test_shipped_studies_are_read(file: str):
-    Study.read(study.ROOT / f"benchmarks/studies/{file}.yaml")
-
-
-def block(seeds: int, arms: int, seed: int = 0) -> Tensor:
-    return torch.randn(seeds, arms, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_two_arms_are_compared_by_the_paired_t_test():
-    values = block(4, 2)
-    found = Block(values)
-    difference = float((values[:, 0] - values[:, 1]).mean())
-    expected = ttest_rel(values[:, 0].numpy(), values[:, 1].numpy())
-    assert found.freedom == 3 and found.p(difference) == pytest.approx(expected.pvalue)
-    low, high = expected.confidence_interval()
-    assert (difference - found.margin(), difference + found.margin()) == pytest.approx((low, high))
-
-
 def test_p_values_are_corrected_for_their_number():
     # 4 * 0.01, 3 * 0.02, then 2 * 0.025 = 0.05, which may not be below its predecessor, and 0.6.
     assert holm([0.02, 0.6, 0.01, 0.025]) == pytest.approx([0.06, 0.6, 0.04, 0.06])
     assert holm([0.4, 0.5]) == pytest.approx([0.8, 0.8]) and holm([0.9, 0.9]) == [1.0, 1.0] and holm([]) == []
-
-
-def test_pass_at_k_of_each_problem():
-    found = rates(row("a", 1, [1, 2, 0]), [1, 2])
-    assert found.tolist() == [[0.25, 0.5], [0.5, pytest.approx(5 / 6)], [0.0, 0.0]]
 
 
 def test_page_compares_arms_with_shared_seeds(tmp_path: Path):
@@ -110,22 +81,6 @@ def test_page_compares_arms_with_shared_seeds(tmp_path: Path):
         page(facts(read), [*rows[:3], rows[3] | {"problems": [0, 2]}])
 
 
-def test_page_compares_answers_tokens_and_seconds(tmp_path: Path):
-    read = Study.read(written(tmp_path))
-    # In the second half of four steps pass@1 of the samples gains 0.02 a step in b.
-    more = {"reward": [0.1, 0.9, 0.50, 0.52], "seconds": [9.0, 2.0, 9.0, 9.0]}
-    rows = [row(arm, seed, [2, 2], **more, answers=[1, 3], tokens=[40, 80]) for arm in "a" for seed in (1, 3)]
-    less = more | {"seconds": [9.0, 2.5, 9.0, 9.0]}
-    rows.append(row("b", 1, [3, 2], **less, answers=[3, 4], tokens=[40, 40]))
-    rows.append(row("b", 3, [3, 3], **less, answers=[2, 2], tokens=[40, 120]))
-    text = page(facts(read), rows)
-    assert "| a | 2.00 | 15.0 | 2.00 |" in text and "| b | 2.75 | 15.0 | 2.50 |" in text
-    # Answers differ by 1.5 and 0, tokens by -5 and 5; t(1) is 12.7062. b's four steps end after 3.2 in a's time, and
-    # its pass@1 is 12.5 and 25 points above a's.
-    assert f"| b - a | +0.75 ± {12.7062 * 0.75:.2f} | +0.00 ± {12.7062 * 5:.2f} | 1.250 | +17.1 |" in text
-    assert "Seconds:" not in page(facts(read), [*rows[:3], row("b", 3, [3, 3])])
-
-
 def test_records_of_others_join(tmp_path: Path):
     theirs = Study.read(written(tmp_path, arms={"b": {"overrides": ["experiment=verl_grpo"]}}, contrasts=[]))
     write_report(tmp_path / "theirs", facts(theirs), [row("b", 1, [3, 3])], lambda *_: "")
@@ -138,11 +93,12 @@ def test_records_of_others_join(tmp_path: Path):
         study.recorded(missing, tmp_path / "s")
 
 
-@pytest.mark.parametrize(("file", "seeds"), [("rank_shaping", [0, 1, 2, 3, 4]), ("pretrained", [0, 1, 2, 3])])
-def test_controls_of_published_studies_still_count(file: str, seeds: list[int]):
+def test_controls_of_published_studies_still_count():
     folder = study.ROOT / "benchmarks/studies"
-    read = Study.read(folder / f"{file}.yaml")
-    assert "calculator.shuffle_within_groups=true" in read.arms["shuffled_30"].overrides
-    known = study.recorded(read, folder / file)
-    assert sorted(seed for arm, seed in known if arm == "shuffled_30") == seeds
-    assert {arm for arm, _ in known} == set(read.arms)
+    studies = {path.stem: Study.read(path) for path in folder.glob("*.yaml")}
+    for file, seeds in {"rank_shaping": [0, 1, 2, 3, 4], "pretrained": [0, 1, 2, 3]}.items():
+        read = studies[file]
+        assert "calculator.shuffle_within_groups=true" in read.arms["shuffled_30"].overrides
+        known = study.recorded(read, folder / file)
+        assert sorted(seed for arm, seed in known if arm == "shuffled_30") == seeds
+        assert {arm for arm, _ in known} == set(read.arms)

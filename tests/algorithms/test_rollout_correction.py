@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.kit import f64
 from verl.algorithms.losses.per_token import gmpo_loss, ppo_clip_loss
 from verl.algorithms.rollout_correction import (
     loss_weights,
@@ -20,10 +21,6 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
 ROLLOUT = torch.full_like(RATIOS, -2.0)
 OLD = ROLLOUT + RATIOS.log()
 LOG2 = math.log(2)
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 VETO = ("seq_max_k1", None, 3.0)
@@ -147,9 +144,9 @@ ENGINE_MASK = [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
     ],
 )
 def test_literal_weights(level, cap, expected, total, capped):
-    old = f64(ENGINE_RATIOS).log().requires_grad_()
+    old = f64(*ENGINE_RATIOS).log().requires_grad_()
     weights, metrics = rollout_weights(old - 1.0, torch.full_like(old, -1.0), torch.tensor(ENGINE_MASK), level, cap)
-    torch.testing.assert_close(weights, f64(expected), rtol=1e-12, atol=0)
+    torch.testing.assert_close(weights, f64(*expected), rtol=1e-12, atol=0)
     assert not weights.requires_grad
     assert metrics["tis_weight"].item() == pytest.approx(total, rel=1e-12)
     assert metrics["tis_capped"].item() == capped
@@ -164,10 +161,10 @@ def test_literal_weights(level, cap, expected, total, capped):
     ],
 )
 def test_weights_outside_a_band_are_zero(level, expected, outside, mean):
-    pair, mask = (f64(ENGINE_RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64)), torch.tensor(ENGINE_MASK)
+    pair, mask = (f64(*ENGINE_RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64)), torch.tensor(ENGINE_MASK)
     band = {"cap": 2.0 + 1e-9, "floor": 0.5 - 1e-9}
     weights, metrics = rollout_weights(*pair, mask, level, **band)
-    torch.testing.assert_close(weights, f64(expected), rtol=1e-12, atol=0)
+    torch.testing.assert_close(weights, f64(*expected), rtol=1e-12, atol=0)
     assert metrics["tis_capped"].item() == outside
     assert mean_rollout_weight(*pair, mask, level, **band) == pytest.approx(mean)
     figures, used = mismatch_metrics(*pair, mask, level, **band), weights[mask.bool()]
@@ -177,14 +174,14 @@ def test_weights_outside_a_band_are_zero(level, expected, outside, mean):
 
 
 def test_gmpo_takes_the_geometric_mean_of_a_responses_weights():
-    weights = f64([[2.0, 0.5, 0.0], [4.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    weights = f64([2.0, 0.5, 0.0], [4.0, 2.0, 1.0], [0.0, 0.0, 0.0])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0]])
     for loss in ("ppo_clip", "gspo", "cispo"):
         assert loss_weights(loss, weights, mask) is weights
-    expected = f64([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    expected = f64([1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0])
     torch.testing.assert_close(loss_weights("gmpo", weights, mask), expected, rtol=1e-9, atol=0)
-    vanished = loss_weights("gmpo", f64([[1.0, 0.0]]), torch.ones(1, 2))
-    torch.testing.assert_close(vanished, f64([[1e-5, 1e-5]]), rtol=1e-9, atol=0)
+    vanished = loss_weights("gmpo", f64([1.0, 0.0]), torch.ones(1, 2))
+    torch.testing.assert_close(vanished, f64([1e-5, 1e-5]), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -215,14 +212,14 @@ def test_weights_and_their_sums_add_over_micro_batches(level):
 
 
 def test_normalized_weights_equal_scaled_advantages():
-    old, rollout, mask = f64(ENGINE_RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64), torch.tensor(ENGINE_MASK)
+    old, rollout, mask = f64(*ENGINE_RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64), torch.tensor(ENGINE_MASK)
     # 5.25 over 6 tokens; (2 + 1/16 + 1.5) over 3 responses
     assert mean_rollout_weight(old, rollout, mask, "token", 2.0) == 0.875
     mean = mean_rollout_weight(old, rollout, mask, "sequence", 2.5)
     assert mean == 1.1875
     assert mean_rollout_weight(old, rollout + 100, mask, "token", 2.0) == 1.0
     weights, _ = rollout_weights(old, rollout, mask, "sequence", 2.5)
-    logprobs, advantages = old + f64([[0.5, -0.5, 0], [0.1, 0.9, -2], [2, 0, 0]]), f64([[1.0], [-2.0], [-1.0]])
+    logprobs, advantages = old + f64([0.5, -0.5, 0], [0.1, 0.9, -2], [2, 0, 0]), f64([1.0], [-2.0], [-1.0])
     for loss in (gmpo_loss, lambda *parts: ppo_clip_loss(*parts, clip_ratio_c=3.0)):
         by_weight, _ = loss(logprobs, old, advantages.expand(3, 3), mask, 0.2, 0.2)
         by_advantage, _ = loss(logprobs, old, advantages.expand(3, 3) / mean, mask, 0.2, 0.2)

@@ -1,5 +1,6 @@
 """The tables of an analysis of two literal responses to each of twelve prompts, at two steps."""
 
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from verl.verifiers.verdict import Verdict
 from verl.workers.measurements import MeasuredPrompt
 
 
+@cache
 def analysis_config(*overrides: str) -> AnalysisConfig:
     fixed = ["evaluation=embedded", "calculator.layers=[0,-1]", "n_sampling=2", "analysis.repetition_n=2"]
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):

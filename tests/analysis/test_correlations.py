@@ -61,13 +61,13 @@ def test_intervals_are_over_prompts_and_hold_the_true_value():
     # Every prompt has four equal responses: as responses, intervals would be half as wide and hold too rarely.
     generator = np.random.default_rng(0)
     held = 0
-    for _ in range(100):
+    for _ in range(50):
         x = generator.normal(size=40)
         y = 0.6 * x + 0.8 * generator.normal(size=40)
         four = [np.repeat(v, 4) for v in (x, y, generator.normal(size=40))]
-        found = row_of(*four, np.repeat(np.arange(40), 4), draws=200)
+        found = row_of(*four, np.repeat(np.arange(40), 4), draws=100)
         held += found["pearson_low"] <= 0.6 <= found["pearson_high"]
-    assert 86 <= held <= 99
+    assert 43 <= held <= 49
 
 
 def test_undefined_correlations():

@@ -49,12 +49,11 @@ def test_help_begins_with_examples_and_pages(tmp_path: Path, module: str, name: 
 
 @pytest.mark.parametrize(
     ("module", "argument", "message"),
-    # One of each kind; tests/config/refusals.txt has the others.
+    # One of each kind; tests/config/refusals.txt and tests/cli have the others.
     [
         ("main_ppo", "trainer.critic_warmup=2", "trainer.critic_warmup=2: grpo has no critic; set it to 0"),
         ("main_ppo", "--rolout_n=4", "--rolout_n: unknown flag; did you mean --rollout_n?"),
         ("main_eval", "n_samplng=3", "n_samplng: unknown key; did you mean n_sampling?"),
-        ("main_eval", "--benchmark=a", "--benchmark: unknown flag; set options as in model.path=VALUE"),
     ],
 )
 def test_a_wrong_config_ends_the_run_at_once_in_one_line(tmp_path: Path, module: str, argument: str, message: str):

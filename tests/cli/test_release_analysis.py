@@ -3,6 +3,7 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
+from tests.tables import refusals
 from verl.cli.release_analysis import analysis_arguments
 from verl.cli.translate import read_line
 from verl.cli.values import FlagError
@@ -67,19 +68,10 @@ def test_other_commands_train(arguments: str):
     assert analysis_arguments(read_line([word.strip("'") for word in arguments.split()])) is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--motivation_mode both --val_only True", "--motivation_mode both: must be one of disable, exploit, explore,"),
-        (f"{ASKED} {MODEL} --rollout_n 1", "--motivation_mode allin: compares the responses to a prompt; set --roll"),
-        (f"{ASKED} {MODEL} --plot_layer 2", "--plot_layer 2: counts the entries of calculator.layers=[-1] from 1"),
-        (f"{ASKED} {MODEL} rollout.stop=[Question:]", "rollout.stop=['Question:']: an analysis has no such option"),
-        (f"{ASKED} {MODEL} --confidence_k x", "--confidence_k x: must be a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), refusals("cli/refusals.txt", "analysis"))
 def test_what_cannot_be_analysed_is_named(arguments: str, message: str, refused):
-    with refused(f"{message}...", error=FlagError):
-        analysis_arguments(read_line(arguments.split()))
+    with refused(message, error=FlagError):
+        analysis_arguments(read_line(arguments.replace("ASKED", f"{ASKED} {MODEL}").split()))
 
 
 def test_each_mistake_is_an_error_line(monkeypatch: pytest.MonkeyPatch):

@@ -97,15 +97,6 @@ def test_what_cannot_be_translated_is_named(arguments: str, message: str, refuse
         translate(arguments.split())
 
 
-def test_flags_without_effect_are_listed_in_one_line(capsys: pytest.CaptureFixture[str]):
-    flags = (
-        "--svd_niter 4 --return_prefill True --micro_rollout_batch_size 12 --plot_x_metrics ER --motivation_mode allin"
-    )
-    assert translate(flags.split()) == []
-    names = "--micro_rollout_batch_size, --svd_niter, --return_prefill, --motivation_mode, --plot_x_metrics"
-    assert capsys.readouterr().err == f"note: no effect here: {names} (TRAINING_CONFIG.md has the reasons)\n"
-
-
 @pytest.mark.parametrize("chosen", [["--adv_estimator", "gae"], ["algorithm=gae"], ["experiment=verl_ppo"]])
 def test_the_critics_model_goes_with_gae(chosen: list[str], capsys: pytest.CaptureFixture[str]):
     config = config_of(*chosen, "--critic_model_path", "some/critic")

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from tests.cli.verl_command import ACTOR, CORRECTION, ROLLOUT, composed, leaves
-from tests.tables import cases
+from tests.tables import cases, refusals
 from verl.cli.dialects import SCHEMA, find_verl
 from verl.cli.rules import FLAGS, RELEASE, VERL
 from verl.cli.translate import translate
@@ -170,17 +170,7 @@ def test_user_preset_and_native_commands_are_kept(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        (
-            "rollout.mode=async",
-            f"rollout.mode: is {ROLLOUT}.mode of veRL's, which has no effect here: all responses...",
-        ),
-        ("data.val_max_samples=10", "data.val_max_samples: is a name of veRL's; here: data.val_sample_size..."),
-        ("rollout.tensor_model_parallel_size=2", "...of veRL's; here: rollout.tensor_parallel_size..."),
-    ],
-)
+@pytest.mark.parametrize(("argument", "message"), refusals("cli/refusals.txt", "verl"))
 def test_verl_name_in_native_command_is_explained(argument: str, message: str, refused):
     with refused(message, error=FlagError):
         translate([argument, "trainer.test_freq=5"])

@@ -73,6 +73,10 @@ def test_arguments_as_people_type_them(typed: list[str], passed: list[str]):
     assert plain_arguments(typed, EvaluationConfig) == passed
 
 
-def test_a_flag_of_train_sh_is_refused():
-    with pytest.raises(FlagError, match=r"^--model_name: is no flag of eval\.sh"):
-        plain_arguments(["--model_name", "Qwen/Qwen2.5-1.5B"], EvaluationConfig)
+def test_other_flags_are_refused(refused):
+    for words, line in {
+        "--model_name Qwen/Qwen2.5-1.5B": "--model_name: is no flag of eval.sh...",
+        "--benchmark=a": "--benchmark: unknown flag; set options as in model.path=VALUE",
+    }.items():
+        with refused(line, FlagError):
+            plain_arguments(words.split(), EvaluationConfig)

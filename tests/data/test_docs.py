@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from conftest import ROOT, data_options
 from tiny_tokenizer import make_tiny_tokenizer
 
+from tests.kit import ROOT, data_options, documented, user_code
 from verl.config.data import CustomDatasetConfig, SamplerConfig
 from verl.data.prompts import PromptDataset, train_loader
 from verl.data.templates import TEMPLATES
@@ -15,14 +15,13 @@ PAGE = (ROOT / "docs" / "data.md").read_text()
 
 
 def test_examples_work(tmp_path: Path):
-    for code in re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
-        (tmp_path / code[1]).write_text(code[0])
+    prompts, order = (user_code(tmp_path, documented("data", name), name) for name in ("my_prompts.py", "my_order.py"))
     config = data_options(
         train_files=["4"],
         truncation="right",
         train_batch_size=2,
-        custom_cls=CustomDatasetConfig(str(tmp_path / "my_prompts.py"), "Sums"),
-        sampler=SamplerConfig(str(tmp_path / "my_order.py"), "HardestFirst"),
+        custom_cls=CustomDatasetConfig(prompts, "Sums"),
+        sampler=SamplerConfig(order, "HardestFirst"),
     )
     dataset = PromptDataset(config.train_files, make_tiny_tokenizer(), config)
     assert [record.ground_truth for record in dataset.records] == ["0", "2", "4", "6"]

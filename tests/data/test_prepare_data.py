@@ -70,8 +70,12 @@ def test_seed_and_digits_are_options(tmp_path: Path, shipped: dict[str, list[dic
     products = [re.findall(r"\d+", question)[0] for question in questions if "*" in question]
     assert products and {len(factor) for factor in products} == {4}
     assert questions[:10] != [row["extra_info"]["question"] for row in shipped["train"][:10]]
-    with pytest.raises(SystemExit, match="product_digits=.5, 4."):
-        main(["arithmetic", "--out", str(tmp_path), *sizes, "--product-digits", "5", "4"])
+    for command, line in {
+        f"arithmetic --out {tmp_path} --product-digits 5 4": "product_digits=.5, 4.",
+        f"gsm8k --out {tmp_path} --local-dir {tmp_path / 'none'}": "needs one of train.json, train.jsonl",
+    }.items():
+        with pytest.raises(SystemExit, match=line):
+            main(command.split())
 
 
 def test_gsm8k_from_local_files(tmp_path: Path):
@@ -79,21 +83,15 @@ def test_gsm8k_from_local_files(tmp_path: Path):
     for split in ("train", "test"):
         jsonl(tmp_path / f"{split}.jsonl", row)
     main(["gsm8k", "--out", str(tmp_path / "out"), "--local-dir", str(tmp_path)])
-    assert read(tmp_path / "out" / "test.parquet") == [
-        {
-            "data_source": "openai/gsm8k",
-            "prompt": [{"role": "user", "content": f"How many?\n{BOXED_INSTRUCTION}"}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": "1200"},
-            "extra_info": {
-                "split": "test",
-                "index": 0,
-                "question": "How many?",
-                "solution": row["answer"],
-                "category": "",
-            },
-        }
-    ]
+    info = {"split": "test", "index": 0, "question": "How many?", "solution": row["answer"], "category": ""}
+    (written,) = read(tmp_path / "out" / "test.parquet")
+    assert written == {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"How many?\n{BOXED_INSTRUCTION}"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "1200"},
+        "extra_info": info,
+    }
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason=f"the GSM8K sample is not at {GSM8K}")
@@ -169,8 +167,3 @@ def test_published_names_are_read_from_the_hub(
         expected = {"split": split} | ({"data_files": {split: files.format(split)}} if files else {})
         assert (name, options) == (config, expected)
         assert read(tmp_path / f"{split}.parquet")[0]["data_source"] == path
-
-
-def test_missing_local_file_is_named(tmp_path: Path):
-    with pytest.raises(SystemExit, match="needs one of train.json, train.jsonl, train.parquet"):
-        main(["gsm8k", "--out", str(tmp_path), "--local-dir", str(tmp_path)])

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 
-from tests.conftest import ROOT
-from tests.kit import data_options, ppo_config, scoring
+from tests.kit import data_options, documented, ppo_config, scoring
 from tests.tables import refusals
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.translate import translate
@@ -131,6 +130,9 @@ def test_responses_get_the_scorers_score(package, response: str, score: float, r
     for mode in ("mix", "independent"):
         scored = compute_score("reasoning_gym/sums", response, truth(), mode=mode)
         assert (scored["score"], scored["acc"], scored["reason"]) == (score, right, reason)
+    # Scorers get the options of the set, and the ground truth may be text.
+    bonus = 0.25 if score == 0.01 else 0.0
+    assert compute_score("reasoning_gym/sums", response, json.dumps(truth(bonus=0.25)))["score"] == score + bonus
 
 
 @pytest.mark.parametrize(
@@ -139,11 +141,6 @@ def test_responses_get_the_scorers_score(package, response: str, score: float, r
 )
 def test_pages_show_the_answer_of_a_problem(value: Any, shown: str):
     assert shown_truth(json.dumps(value)) == shown
-
-
-def test_scorers_get_the_options_of_the_set(package):
-    assert compute_score("reasoning_gym/sums", "1", truth(bonus=0.25))["score"] == 0.26
-    assert compute_score("reasoning_gym/sums", "16", json.dumps(truth()))["score"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -166,26 +163,19 @@ def test_answers_that_are_code_stay_in_the_process(package, tmp_path: Path, code
 
 
 @pytest.mark.slow
-def test_answers_that_hang_or_die_score_zero(package):
-    responses = [f"<answer>{code}</answer>" for code in ("16", "9**9**9**9", "__import__('os')._exit(1)", "15")]
-    with VerifierPool(scoring(mode="independent", num_workers=1, timeout_s=3.0)) as pool:
-        verdicts = pool.score_batch(["reasoning_gym/sums"] * 4, responses, [truth()] * 4)
-    assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 0.0, 0.01]
-    assert [verdict.reason for verdict in verdicts] == ["equivalent", "timeout", "crash", "different"]
+def test_answer_that_hangs_scores_zero(package):
+    responses = [f"<answer>{code}</answer>" for code in ("16", "9**9**9**9", "15")]
+    with VerifierPool(scoring(mode="independent", num_workers=1, timeout_s=2.0)) as pool:
+        verdicts = pool.score_batch(["reasoning_gym/sums"] * 3, responses, [truth()] * 3)
+    assert [(verdict.score, verdict.reason) for verdict in verdicts] == [
+        *((1.0, "equivalent"), (0.0, "timeout"), (0.01, "different"))
+    ]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options", "message"),
-    [
-        ("sum", {}, "reasoning_gym/sum: reasoning-gym has no generator 'sum'; did you mean 'sums'?"),
-        ("sums", {"most": 0}, "AssertionError: most must be positive"),
-        ("sums", {"least": 1}, "unexpected keyword argument 'least'"),
-        ("objects", {}, "reasoning_gym:a: problem 0: TypeError: string indices must be integers, not 'str'; choose"),
-    ],
-)
-def test_sets_that_cannot_be_generated_are_refused(package, dataset, options, message: str, refused):
-    with refused(f"...{message}..."):
-        generated_rows("reasoning_gym:a", GeneratedSet(dataset, 0, 2, options))
+@pytest.mark.parametrize(("dataset", "options", "line"), refusals("data/refusals.txt", "generators"))
+def test_sets_that_cannot_be_generated_are_refused(package, dataset: str, options: str, line: str, refused):
+    with refused(line):
+        generated_rows("reasoning_gym:a", GeneratedSet(dataset, 0, 2, eval(options)))
 
 
 def test_missing_package_or_problem_is_refused(monkeypatch: pytest.MonkeyPatch, refused):
@@ -225,9 +215,8 @@ def test_evaluation_reads_the_runs_generated_sets(package, tmp_path: Path):
 
 
 def test_documented_curriculum_goes_on_after_success(tmp_path: Path):
-    text = (ROOT / "docs" / "data.md").read_text()
     names: dict[str, Any] = {}
-    exec(text.partition("# levels.py\n")[2].partition("```")[0], names)
+    exec(documented("data", "levels.py"), names)
     records = [SimpleNamespace(extra_info={"set": name}) for name in "aabb"]
     levels = names["Levels"](records, None, 0)
     drawn = iter(levels)

@@ -8,40 +8,14 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
-from tests.kit import data_options, stored, user_code
+from tests.kit import data_options, documented, stored, user_code
 from tests.tables import refusals
 from verl.config import DataConfig
 from verl.config.data import SamplerConfig
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader, shares
 from verl.method import StepOutcome
 
-CURRICULUM = """
-class Hardest:
-    # Each pass begins with the prompts that went worst.
-    def __init__(self, dataset, config, seed):
-        self.accuracy = [0.5] * len(dataset)
-        self.order, self.place = [], 0
-
-    def __len__(self):
-        return len(self.accuracy)
-
-    def __iter__(self):
-        if self.place == len(self.order):
-            self.order, self.place = sorted(range(len(self)), key=lambda i: (self.accuracy[i], i)), 0
-        while self.place < len(self.order):
-            self.place += 1
-            yield self.order[self.place - 1]
-
-    def update(self, outcome):
-        for index, accuracy in zip(outcome.indices, outcome.accuracy):
-            self.accuracy[index] = accuracy
-
-    def state_dict(self):
-        return {"accuracy": self.accuracy, "order": self.order, "place": self.place}
-
-    def load_state_dict(self, state):
-        self.accuracy, self.order, self.place = state["accuracy"], state["order"], state["place"]
-
+ORDERS = f"""{documented("data", "my_order.py")}
 
 class Backwards:
     def __init__(self, dataset, config, seed):
@@ -59,7 +33,7 @@ class Numbers(list[int]):
     """A data set."""
 
 
-def config_of(tmp_path: Path, name: str, source: str = CURRICULUM, batch: int = 2) -> DataConfig:
+def config_of(tmp_path: Path, name: str, source: str = ORDERS, batch: int = 2) -> DataConfig:
     path = user_code(tmp_path, source, "orders.py")
     return data_options(train_batch_size=batch, sampler=SamplerConfig(path, name))
 
@@ -108,11 +82,11 @@ def batches(loader: Any, count: int, accuracy: float | None = None) -> list[list
 # Three batches a pass of seven, two of five and one of three; one example is left out of each.
 @pytest.mark.parametrize("size", [7, 5, 3])
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 5, 6])
-@pytest.mark.parametrize("kind", ["shuffled", "sequential", "mixture", "Hardest", "Backwards"])
+@pytest.mark.parametrize("kind", ["shuffled", "sequential", "mixture", "HardestFirst", "Backwards"])
 def test_interrupted_pass_resumes(tmp_path: Path, kind: str, done: int, size: int):
     def make() -> Any:
         data, generator = Numbers(range(size)), torch.Generator().manual_seed(3)
-        if kind in ("Hardest", "Backwards"):
+        if kind in ("HardestFirst", "Backwards"):
             return loader_of(config_of(tmp_path, kind), size)
         samplers = {
             "shuffled": ResumableRandomSampler(data, generator=generator),
@@ -121,7 +95,7 @@ def test_interrupted_pass_resumes(tmp_path: Path, kind: str, done: int, size: in
         }
         return batch_loader(data, 2, samplers[kind], list)
 
-    accuracy = 0.0 if kind == "Hardest" else None
+    accuracy = 0.0 if kind == "HardestFirst" else None
     whole = batches(make(), 9, accuracy)
     interrupted, resumed = make(), make()
     assert done == 0 or batches(interrupted, done, accuracy) == whole[:done]
@@ -131,7 +105,7 @@ def test_interrupted_pass_resumes(tmp_path: Path, kind: str, done: int, size: in
 
 def test_curriculum_gets_the_outcomes(tmp_path: Path):
     # Three batches a pass of seven; 0, 3 and 6 went well and come last in the second one.
-    assert batches(loader_of(config_of(tmp_path, "Hardest")), 6, 0.0)[3:] == [[1, 2], [4, 5], [6, 0]]
+    assert batches(loader_of(config_of(tmp_path, "HardestFirst")), 6, 0.0)[3:] == [[1, 2], [4, 5], [6, 0]]
     assert batches(loader_of(config_of(tmp_path, "Backwards")), 4) == [[6, 5], [4, 3], [2, 1], [6, 5]]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kit import data_options, user_code
+from tests.tables import refusals
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.data.prompt_record import PromptRecord
 from verl.data.teacher_prompts import TeacherPrompts
@@ -91,19 +92,8 @@ def test_edited_prompt_is_another_one(prompts, tiny_tokenizer):
     assert "What is 1 + 2? It is 0." in texts[0] and "What is 5 + 2? It is 0." in texts[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "line"),
-    [
-        ("nothing", 64, "...prompt 0: prompt: the prompt is empty..."),
-        ("fails", 64, "...KeyError: 'solution'..."),
-        (
-            "solved",
-            12,
-            "...prompt 0: the teacher's prompt and the response have ... tokens, and the teacher reads 12; return...",
-        ),
-    ],
-)
-def test_prompt_that_cannot_be_used_is_refused(name, limit, line, prompts, tiny_tokenizer, refused):
+@pytest.mark.parametrize(("name", "limit", "line"), refusals("data/refusals.txt", "teachers"))
+def test_prompt_that_cannot_be_used_is_refused(name: str, limit: str, line: str, prompts, tiny_tokenizer, refused):
     rows = records(tiny_tokenizer)[:1]
     with refused(line):
-        prompts(name, limit).of_batch(Batch.of([rows[0].input_ids], [[9, 8]], records=rows))
+        prompts(name, int(limit)).of_batch(Batch.of([rows[0].input_ids], [[9, 8]], records=rows))

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 
 from verl.batch import Batch
-from verl.config import CONFIG_DIR
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
+from verl.config.load import compose_config
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask
@@ -18,11 +18,14 @@ from verl.models.tokenizer import load_tokenizer
 from verl.rollout.requests import ResponseRequests
 
 
+@cache
+def composed(*overrides: str) -> EvaluationConfig:
+    return parse_evaluation_config(compose_config(EvaluationConfig, "evaluation", ["evaluation=embedded", *overrides]))
+
+
 def evaluation_config(*overrides: str, **changes: Any) -> EvaluationConfig:
-    """The embedded evaluation with overrides, and then with fields replaced."""
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        config = parse_evaluation_config(compose("evaluation", overrides=["evaluation=embedded", *overrides]))
-    return replace(config, **changes)
+    """Return the embedded evaluation with overrides, composed once, and then with fields replaced."""
+    return replace(composed(*overrides), **changes)
 
 
 def make_task(

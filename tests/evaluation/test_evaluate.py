@@ -75,7 +75,7 @@ def benchmarks(tmp_path: Path) -> Path:
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     for name in ("mine", "yours"):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+        jsonl(folder / f"{name}.jsonl", *QUESTIONS)
     return folder
 
 
@@ -201,8 +201,8 @@ def test_a_checkpoint_that_vanishes_does_not_stop_the_others(engines, evaluate, 
 
 def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, benchmarks, tmp_path):
     long = {"question": "1 + " * 300 + "1", "answer": "301"}
-    (benchmarks / "all_long.jsonl").write_text(json.dumps(long) + "\n")
-    (benchmarks / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [QUESTIONS[0], long, long]))
+    jsonl(benchmarks / "all_long.jsonl", long)
+    jsonl(benchmarks / "some.jsonl", QUESTIONS[0], long, long)
     code, errors, output = evaluate("benchmarks=[all_long,some,mine]", "temperatures=[0.5,1.0]")
     assert (code, errors) == (0, [])
     warnings = [line for line in output.splitlines() if "longer than the model takes, 512 tokens" in line]
@@ -268,7 +268,7 @@ def test_refusing_chat_template_costs_its_benchmark(engines, evaluate, benchmark
         "{% if '2 - 2' in messages[0].content %}{{ raise_exception('no twos') }}{% endif %}{{ messages[0].content }}"
     )
     (strict / "chat_template.jinja").write_text(refusal)
-    (benchmarks / "ones.jsonl").write_text(json.dumps({"question": "1?", "answer": "1"}) + "\n")
+    jsonl(benchmarks / "ones.jsonl", {"question": "1?", "answer": "1"})
     code, (line,), _ = evaluate("benchmarks=[mine,ones]", f"model.path={strict}", "model.template=chat")
     assert line.endswith("on mine: problem 2: its question: the tokenizer's chat template refuses the chat: no twos")
     assert (code, len(engines[0][1].prompts)) == (1, 2)

@@ -31,8 +31,7 @@ from verl.run.display import RunDisplay
 @pytest.fixture
 def configure(tmp_path: Path) -> Callable[..., EvaluationConfig]:
     """A configuration with a benchmark of five problems whose fields are mapped."""
-    rows = [{"frage": f"What is {i} + 1?", "zahl": i + 1} for i in range(5)]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(tmp_path / "mine.jsonl", *({"frage": f"What is {i} + 1?", "zahl": i + 1} for i in range(5)))
     fields = "+data.fields.mine={question: frage, answer: zahl}"
     return lambda *more: evaluation_config("benchmarks=[mine]", f"data.benchmark_dir={tmp_path}", fields, *more)
 
@@ -79,7 +78,7 @@ def test_options_name_the_columns(configure, tmp_path):
 
 def test_incomparable_answer_is_named_first(tmp_path):
     rows = [{"question": "?", "answer": answer, "kind": "countdown"} for answer in ('{"target":1,"numbers":[1]}', "24")]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(tmp_path / "sums.jsonl", *rows)
     options = [f"data.benchmark_dir={tmp_path}", "+data.fields.sums.verifier=kind"]
     with pytest.raises(ConfigError, match=r"^\S+sums.jsonl, line 2: .*: '24' must give a target and"):
         load_problems("sums", evaluation_config(*options))
@@ -138,6 +137,7 @@ def test_few_shot_examples_only_if_asked_for_and_known(configure, tasks_of):
     assert few_shot_examples("mine", "qwen") == [] != few_shot_examples("gsm8k", "qwen")
     assert "def solution():" in few_shot_examples("mine", "pal")[0][1]
     (bare,) = tasks_of(configure("data.few_shot=False"), "question-answer", name="gsm8k")
+    assert tasks_of(configure("data.max_problems=1"), "deepseek-r1")[0].opens_thought and not bare.opens_thought
     (full,) = tasks_of(configure("data.few_shot=True"), "question-answer", name="gsm8k")
     assert (bare.settings["few_shot"], full.settings["few_shot"]) == (False, True)
     assert len(full.prompts[0]) > 10 * len(bare.prompts[0])
@@ -152,10 +152,6 @@ def test_an_engine_holds_the_longest_prompt_and_a_response(configure, tasks_of):
     assert model.stop == ["\nQuestion:", "<|im_end|>", "<|endoftext|>", "</s>"]
     tokenizer = load_target_tokenizer(tasks[0].target, trust_remote_code=False)
     assert model.stop_token_ids == [tokenizer.convert_tokens_to_ids("<|im_end|>")]
-
-
-def test_prompts_of_a_reasoning_template_end_in_an_open_thought(configure, tasks_of):
-    assert [tasks_of(configure(), name)[0].opens_thought for name in ("abel", "deepseek-r1")] == [False, True]
 
 
 def test_models_differ_by_content_and_not_by_place(tmp_path: Path):

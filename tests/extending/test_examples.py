@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import Run, records
-from tests.extending.examples import BLOCK, example
+from tests.extending.examples import example
 from tests.kit import ROOT, small_overrides
 from verl.checkpoint.folders import read_state
 
@@ -18,7 +18,7 @@ def test_every_example_has_a_command():
     page = (ROOT / "docs/extending.md").read_text()
     commands = re.findall(r"^bash train\.sh ((?:.*\\\n)*.+)$", page, re.MULTILINE)
     named = {file for command in commands for file in re.findall(r"my/\w+\.py", command)}
-    assert named == {f"my/{block['name']}" for block in BLOCK.finditer(page)} and len(named) > 5
+    assert named == set(re.findall(r"^```python\n# (my/\w+\.py)$", page, re.MULTILINE)) and len(named) > 5
 
 
 def examples(folder: Path) -> list[str]:

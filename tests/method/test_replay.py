@@ -50,8 +50,5 @@ def test_buffer_is_bounded_and_comes_back_to_the_bit():
     assert len(buffer) == 0 and buffer.state_dict() == {}
     with pytest.raises(ValueError, match="the buffer is empty"):
         _ = buffer.batch
-
-
-def test_buffer_holds_something():
     with pytest.raises(ValueError, match="capacity=0: must be at least 1"):
         ReplayBuffer(0, RECORDS)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.kit import scoring, user_code
+from tests.tables import refusals
 from verl.config.judge import JUDGE
-from verl.config.rewards import summands
+from verl.config.rewards import RewardScoreConfig, summands
 from verl.rewards.combined import INAPPLICABLE, add_verdicts, summand_names
 from verl.rewards.custom import check_function, custom_verdict, further_parameters, is_async
 from verl.rewards.pool import VerifierPool
@@ -34,6 +35,9 @@ async def waits(solution_str, **kwargs):
 
 def never(**kwargs):
     return None
+
+def graded(solution_str, level, **kwargs):
+    return 1
 """
 
 
@@ -70,6 +74,7 @@ def test_acc_of_any_function_says_what_is_correct(file: str):
 
 
 def test_same_names_are_numbered(file: str):
+    assert is_async(f"{file}:waits+0.25*{file}:right") and not is_async(f"{file}:right+{file}:short")
     verdict = custom_verdict(f"{file}:right+{file}:right", "mine", "1", "1", {})
     assert verdict.score == 2.0 and verdict.extras == {"mine.right_1": 1.0, "mine.right_2": 1.0}
 
@@ -103,22 +108,6 @@ def test_judge_keeps_its_name_and_decides_only_alone(file: str):
     assert not add_verdicts(parts[1::-1], [wrong, judged]).correct
 
 
-def test_function_must_apply_to_every_response(file: str, refused):
-    line = "reward_score.custom_functions of data_source='mine' returned None from all of style, never; one of them ..."
-    with refused(line):
-        custom_verdict(f"{file}:style+{file}:never", "mine", "?", "42", {})
-
-
-@pytest.mark.slow
-def test_pool_adds_coroutines_and_functions(file: str):
-    path = f"{file}:waits+0.25*{file}:right"
-    assert is_async(path) and not is_async(f"{file}:right+{file}:short")
-    with VerifierPool(scoring(custom_functions=[f"mine={path}"], num_workers=1)) as pool:
-        verdicts = pool.score_batch(["mine"] * 2, ["7", "8"], ["7", "7"])
-    assert [verdict.score for verdict in verdicts] == [4.25, 4.0]
-    assert [verdict.extras["right"] for verdict in verdicts] == [1.0, 0.0]
-
-
 def test_answers_are_forgotten_when_their_function_changes(tmp_path: Path):
     files = [user_code(tmp_path, FUNCTIONS, name) for name in ("a.py", "b.py")]
     question = (f"{files[0]}:waits", "mine", "7", "7", {}, True)
@@ -130,24 +119,19 @@ def test_answers_are_forgotten_when_their_function_changes(tmp_path: Path):
     assert question_key(question) != before
 
 
-@pytest.mark.parametrize("path", ["a.py:f+0.5*", "a.py:f+two*b.py:g", "a.py:f++b.py:g", "a.py:f*2"])
-def test_malformed_sum_is_refused(refused, path: str):
-    with refused(f"custom_functions='mine={path}': must have the form data_source=module:function, or file.py:..."):
-        scoring(custom_functions=[f"mine={path}"])
+@pytest.mark.parametrize(("call", "line"), refusals("rewards/refusals.txt", "sums"))
+def test_sum_that_cannot_be_used_is_refused(file: str, refused, call: str, line: str):
+    def score(path: str) -> Verdict:
+        return custom_verdict(path.replace("FILE", file), "mine", "?", "1", {})
 
+    def check(path: str) -> None:
+        check_function(path.replace("FILE", file), {})
 
-def test_absent_function_of_a_sum_is_named(file: str, refused):
-    with refused("reward_score.custom_functions='TMP/mine.py:nothing': ..."):
-        check_function(f"{file}:right+{file}:nothing", {})
+    def configured(path: str) -> RewardScoreConfig:
+        return scoring(custom_functions=[f"mine={path}"])
 
-
-def test_missing_column_names_the_function_of_a_sum(tmp_path: Path, refused):
-    file = user_code(
-        tmp_path, "def f(solution_str, **_):\n    return 1\n\ndef g(solution_str, level, **_):\n    return 1\n"
-    )
-    line = "reward_score.custom_functions: TMP/mine.py:g on data_source='mine' takes level, but besides ... (...line 4)"
     with refused(line):
-        custom_verdict(f"{file}:f+{file}:g", "mine", "1", "1", {})
+        eval(call, {"score": score, "check": check, "configured": configured})
 
 
 @pytest.mark.slow

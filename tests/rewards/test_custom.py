@@ -39,11 +39,11 @@ def length(data_source, solution_str, ground_truth, extra_info=None):
     return len(solution_str) / 10
 
 
-def echo(data_source, solution_str, ground_truth, extra_info=None):
+def echo(data_source, solution_str, ground_truth, extra_info=None, **_):
     return {"score": -0.25, "acc": solution_str == ground_truth, "seen": [data_source, extra_info]}
 
 
-def misbehave(solution_str, ground_truth, data_source, extra_info=None):
+def misbehave(solution_str, ground_truth, data_source, extra_info=None, healthy=0.75):
     if solution_str == "hang":
         time.sleep(600)
     if solution_str == "eat memory":
@@ -56,7 +56,7 @@ def misbehave(solution_str, ground_truth, data_source, extra_info=None):
         raise TimeoutError("no network")
     if solution_str == "exit":
         sys.exit(3)
-    return extra_info["returns"] if extra_info else 0.75
+    return extra_info["returns"] if extra_info else healthy
 
 
 class Rude:
@@ -282,22 +282,16 @@ def test_columns_reach_parameters_of_their_names(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_further_arguments_reach_the_pool():
-    own = scoring(num_workers=1, custom_functions=["*=my_rewards:with_options"], custom_kwargs={"weight": 0.5})
-    with VerifierPool(own) as pool:
-        assert [score.score for score in pool.score_batch(["a", "b"], ["1", "12345"], ["", ""])] == [0.5, 2.5]
-
-
-@pytest.mark.slow
 def test_in_the_pool():
     solutions = ["hang", "7", "eat memory", "die", "recurse", "7", r"\boxed{7}"]
     sources = ["mine"] * 5 + ["elsewhere", "math"]
-    with VerifierPool(config("mine=my_rewards:misbehave", "elsewhere=my_rewards:echo", mode="mix")) as pool:
+    options = config("mine=my_rewards:misbehave", "elsewhere=my_rewards:echo", mode="mix")
+    with VerifierPool(replace(options, custom_kwargs={"healthy": 0.5})) as pool:
         # A function gets the response alone, even where the prompt opened a thought.
         scores = pool.score_batch(sources, solutions, ["7"] * 7, None, [True] * 6 + [False])
         reasons = ["timeout", "custom", "memory", "crash", "crash", "custom", "exact"]
         assert [score.reason for score in scores] == reasons
-        assert [score.score for score in scores] == [0.0, 0.75, 0.0, 0.0, 0.0, -0.25, 1.0]
+        assert [score.score for score in scores] == [0.0, 0.5, 0.0, 0.0, 0.0, -0.25, 1.0]
         assert [score.correct for score in scores] == [False, True, False, False, False, True, True]
 
 

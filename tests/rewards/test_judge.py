@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.kit import scoring
+from tests.tables import refusals
 from verl.config.errors import ConfigError
 from verl.config.judge import JudgeConfig, read_rubric
 from verl.rewards.custom import further_parameters
@@ -24,7 +25,6 @@ from verl.rewards.judge import (
     judge_prompt,
     judge_prompts,
     read_answers,
-    read_choice,
     read_verdict,
     rubric_score,
 )
@@ -140,14 +140,11 @@ def test_one_request_of_a_call_is_in_flight():
         r'{"reason": "x", "score": 1} as \boxed{1} or {"key": 2}',
         'Of \\frac{1}{2}: { "reason": "x", "score": 1.0 }} {"reason": "x", "score": 1.0}',
         '{"reason": "x", "score": 1, "more": {"score": 0}}',
+        '{"reason": "<think> is not closed", "score": 1}',
     ],
 )
 def test_braces_around_a_verdict_are_ignored(answer: str):
-    assert read_verdict(answer, []) == (1.0, "x")
-
-
-def test_reason_may_speak_of_thoughts():
-    assert read_verdict('{"reason": "<think> is not closed", "score": 0}', []) == (0.0, "<think> is not closed")
+    assert read_verdict(answer, []) == (1.0, "<think> is not closed" if "not closed" in answer else "x")
 
 
 @pytest.mark.parametrize(
@@ -253,49 +250,16 @@ def test_pairs_are_asked_in_both_orders(choices: tuple[str, str], score: float, 
     assert found == {"score": score, "acc": score >= 0.5, "reason": "0", "orders_agree": agree}
 
 
-@pytest.mark.parametrize("choice", ['"FIRST"', "1", "null", '["first"]', '"first or second"'])
-def test_choice_of_neither_is_an_error(choice: str):
-    with pytest.raises(JudgeError, match="must be first, second, tie"):
-        read_choice(f'{{"better": {choice}}}')
-
-
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (lambda _: web.Response(status=500, text="boom\nboom"), "answered 500: boom boom"),
-        (lambda _: web.Response(status=429, text="slower"), "answered 429: slower"),
-        (lambda body: web.Response(status=403, text=f"no {body['authorization']}"), "answered 403: no Bearer ***"),
-        (lambda _: web.Response(text="<html>"), "answered no JSON: <html>"),
-        (lambda _: web.json_response({"choices": []}), "answered no chat completion"),
-        (lambda _: web.Response(text="[" * 10**5), "answered no JSON"),
-        (lambda _: web.Response(text="x" * (2 << 20)), "answered more than 1048576 bytes"),
-        (lambda _: completion(None), "answered without a text: None"),
-        (lambda _: completion("I would say 1"), "has no JSON object with 'score': I would say 1"),
-        (lambda _: completion("[1]"), "has no JSON object with 'score'"),
-        (lambda _: completion('{"score": 1} is what it says; {"score": 0}'), "has several JSON objects with 'score'"),
-        (lambda _: completion('<think>{"score": 1}'), "has no JSON object with 'score'"),
-        (lambda _: completion('{"' * 10**5), "has no JSON object with 'score'"),
-        *(
-            (lambda _, s=s: completion(f'{{"score": {s}}}'), "must be a number from 0 to 1")
-            for s in ("2", "true", '"1"', "NaN")
-        ),
-        (lambda _: completion('{"score": null}'), "the judge's score is None"),
-        # The key, secret, with escapes.
-        (lambda _: completion(r'{"score": "\u0073ecret"}'), "the judge's score is '***'"),
-        (lambda _: web.Response(text=r'{"error": "\u0073ecret"}'), 'no chat completion: {"error": "***"}'),
-    ],
-)
-def test_answer_without_a_verdict_is_an_error(reply, message, monkeypatch):
+@pytest.mark.parametrize(("options", "reply", "line"), refusals("rewards/refusals.txt", "judge"))
+def test_answer_without_a_verdict_is_an_error(options: str, reply: str, line: str, monkeypatch, refused):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    with pytest.raises((JudgeError, ServerError)) as raised:
-        asked(reply)
-    assert message in str(raised.value) and "\n" not in str(raised.value) and "secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize("met", ["[true]", "[true, true, 1]", "true", "null", "[true, true, true, true]"])
-def test_list_of_another_length_or_type_is_an_error(met: str):
-    with pytest.raises(JudgeError, match="must hold 3 times true or false"):
-        read_verdict(f'{{"met": {met}}}', RUBRIC)
+    names = {"web": web, "completion": completion, "RUBRIC": RUBRIC}
+    with refused(line, (JudgeError, ServerError)):
+        try:
+            asked(lambda body: eval(reply, names | {"key": body["authorization"]}), **eval(f"dict({options})", names))
+        except (JudgeError, ServerError) as error:
+            assert "secret" not in str(error)
+            raise
 
 
 ATTACKS = [

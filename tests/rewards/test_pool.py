@@ -132,12 +132,6 @@ def test_hostile_values_are_refused_before_they_are_sent(pool: VerifierPool):
     assert pool.score_batch(["math"], ["12"], ["12"], [{"long": list(range(10**6))}])[0].correct
 
 
-def test_mode_mix_with_two_workers():
-    with VerifierPool(config("mix", num_workers=2)) as pool:
-        scores = pool.score_batch(["arithmetic"] * 100, [str(i) for i in range(100)], ["7"] * 100)
-    assert [score.score for score in scores] == [float(i == 7) for i in range(100)]
-
-
 def test_typical_batch_is_fast(pool: VerifierPool):
     solutions = ["1+2+0=03 " * 10 + rf"\boxed{{{i}}}" for i in range(384)]
     seconds = []
@@ -145,34 +139,29 @@ def test_typical_batch_is_fast(pool: VerifierPool):
         start = time.perf_counter()
         scores = pool.score_batch(["arithmetic"] * 384, solutions, ["7"] * 384)
         seconds.append(time.perf_counter() - start)
-        assert sum(score.correct for score in scores) == 1
+        assert [i for i, score in enumerate(scores) if score.correct] == [7]
     # 0.01 s on one core of a server; the bound and the three attempts leave room for a busy laptop.
     assert min(seconds) < 0.5
 
 
-def test_misbehaving_response_costs_itself_alone(pool: VerifierPool):
+def test_misbehaving_response_costs_itself_alone(pool: VerifierPool, tmp_path: Path):
     solutions = ["7", "hang", "7", "hang in C", "eat memory", "die", "recurse", "8"]
+    pid_file = tmp_path / "pid"
+    infos = [{"pid_file": str(pid_file)} if solution == "hang" else None for solution in solutions]
     start = time.perf_counter()
-    scores = pool.score_batch(["misbehaving"] * 8, solutions, ["7"] * 8)
+    scores = pool.score_batch(["misbehaving"] * 8, solutions, ["7"] * 8, infos)
     reasons = ["exact", "timeout", "exact", "timeout", "memory", "crash", "crash", "different"]
     assert [score.reason for score in scores] == reasons
     assert [score.score for score in scores] == [0.5, -1.0, 0.5, -1.0, -1.0, -1.0, -1.0, -1.0]
     assert time.perf_counter() - start < HANG_S / 10
+    assert eventually(lambda: not is_alive(int(pid_file.read_text())))
     assert score_one(pool, "7", "7", "misbehaving").correct
 
 
-@pytest.mark.parametrize("solution", ["hang", "die", "eat memory"])
-def test_verifier_that_misbehaves_in_the_quick_pass(pool: VerifierPool, solution: str):
-    infos = [{"when_quick": True}] * 3
-    scores = pool.score_batch(["misbehaving"] * 3, ["7", solution, "7"], ["7"] * 3, infos)
-    assert [score.correct for score in scores] == [True, False, True]
-
-
-def test_hanging_process_is_killed(pool: VerifierPool, tmp_path: Path):
-    pid_file = tmp_path / "pid"
-    scores = pool.score_batch(["misbehaving"], [r"hang"], ["7"], [{"pid_file": str(pid_file)}])
-    assert scores[0].reason == "timeout"
-    assert eventually(lambda: not is_alive(int(pid_file.read_text())))
+def test_verifier_that_misbehaves_in_the_quick_pass(pool: VerifierPool):
+    solutions, infos = ["7", "hang", "7", "die", "eat memory", "7"], [{"when_quick": True}] * 6
+    scores = pool.score_batch(["misbehaving"] * 6, solutions, ["7"] * 6, infos)
+    assert [score.correct for score in scores] == [True, False, True, False, False, True]
 
 
 def test_bug_in_a_verifier_is_raised(pool: VerifierPool):
@@ -217,13 +206,14 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(f"""
-        from tests.kit import scoring
+        from verl.config import PPOConfig, load_config
         from verl.rewards.registry import VERIFIERS
         from verl.rewards.pool import VerifierPool
 
         if __name__ == "__main__":
             VERIFIERS["misbehaving"] = "misbehaving_verifier:misbehave"
-            pool = VerifierPool(scoring(num_workers=1, timeout_s=600.0))
+            options = ["reward_score.num_workers=1", "reward_score.timeout_s=600"]
+            pool = VerifierPool(load_config(PPOConfig, "ppo_trainer", options).reward_score)
             pool.score_batch(["misbehaving"], ["hang in C"], ["7"], [{{"pid_file": {str(pid_file)!r}}}])
         """)
     )

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 import time
 
 import pytest
@@ -138,13 +136,6 @@ def test_tolerance_that_makes_every_answer_right_or_wrong(value: object):
         assert not compute_score("open_answer", r"\boxed{7.5}", "5.5", {name: value})["acc"]
         assert compute_score("open_answer", r"\boxed{5.50}", "5.5", {name: value})["acc"]
     check_ground_truth("open_answer", "5.5", extra_info={"tolerance": "1e-1", "relative_tolerance": 0.01})
-
-
-@pytest.mark.slow
-def test_importing_the_package_loads_no_algebra():
-    code = "import sys, verl.rewards, verl.rewards.pool; print({'sympy', 'math_verify', 'torch'} & sys.modules.keys())"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == "set()"
 
 
 def test_longest_countdown_is_quick():

@@ -12,7 +12,7 @@ import pytest
 
 from tests.chromium import READY, press, until, value
 from tests.verl_pages.example_runs import metrics_of, write_run
-from verl_pages import PAGE
+from verl_pages import PAGE, html
 from verl_pages.run import make_page, write_page
 
 
@@ -38,9 +38,15 @@ def test_only_a_recent_unfinished_page_follows(tmp_path: Path):
     assert '"written":' not in text and "location.reload" not in text and "connect-src 'none'" in text
 
 
+WAIT = "Math.max(RELOADED_S * 1000, 20 * performance.now())"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("opened_from", ["a file", "a server"])
-def test_a_browser_follows_the_run(tmp_path: Path, served: str, browser, opened_from: str):
+def test_a_browser_follows_the_run(tmp_path: Path, served: str, browser, opened_from: str, monkeypatch):
+    read = html._read
+    monkeypatch.setattr(html, "_read", lambda names, kind: read(names, kind).replace(WAIT, "5000"))
+    assert WAIT in read(["follow"], "js")
     folder = write_run(tmp_path / "run")
     page = folder / PAGE
     write_page([folder], page)

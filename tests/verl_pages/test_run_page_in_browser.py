@@ -134,17 +134,6 @@ def test_the_overview_is_seen_whole(browser, tmp_path: Path, count: int):
     assert browser(make_page(runs)[0], steps) == [True, True]
 
 
-def test_who_prints_at_once_gets_every_chart(browser, tmp_path: Path):
-    panels = "[...document.querySelectorAll('section:not(#others) .panel[data-panel]:not([hidden])')]"
-    steps = [
-        DRAWN,
-        value(f"({panels}.forEach((e) => {{ e.classList.add('waiting'); e.replaceChildren(); }}), {panels}.length)"),
-        value("(window.dispatchEvent(new Event('beforeprint')), 0)"),
-        value(f"{panels}.filter((e) => e.querySelector('svg path.line')).length"),
-    ]
-    assert browser(make_page([write_run(tmp_path / "run")])[0], steps) == [10, 0, 10]
-
-
 def test_the_figures_of_an_axis_are_seen_whole(browser, tmp_path: Path):
     folder = write_run(tmp_path / "run", samples=False)
     phases = {f"timing_s/phase{i}": 1.0 for i in range(9)}
@@ -194,7 +183,28 @@ def test_histograms_belong_to_the_runs_shown(browser, tmp_path: Path):
     assert bins == [3, 3] and tip == ["step 6", "19.58 to 20", "100.0%"]
 
 
-def test_samples_are_read_by_keyboard(browser, tmp_path: Path):
+def test_options_printing_and_the_keyboard(browser, tmp_path: Path):
+    folder = write_run(tmp_path / "run")
+    (folder / "start.json").write_text(json.dumps({"overrides": ["actor.optim.lr=0.0001"], "host": "node7"}))
+    names = "[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"
+    # Options of the command line are shown alone, and before the others.
+    options = [
+        until(f"{names}.length === 1"),
+        value(names),
+        value("document.getElementById('differing').click()"),
+        until(f"{names}.length > 1"),
+        value(names),
+        value("document.querySelector('#commands code').textContent"),
+        value("document.getElementById('overview-table').textContent.includes('node7')"),
+    ]
+    # A reader who prints at once gets every chart.
+    panels = "[...document.querySelectorAll('section:not(#others) .panel[data-panel]:not([hidden])')]"
+    printing = [
+        DRAWN,
+        value(f"({panels}.forEach((e) => {{ e.classList.add('waiting'); e.replaceChildren(); }}), {panels}.length)"),
+        value("(window.dispatchEvent(new Event('beforeprint')), 0)"),
+        value(f"{panels}.filter((e) => e.querySelector('svg path.line')).length"),
+    ]
     side = "document.getElementById('side-{}').selectedOptions[0].textContent"
     steps = [choose("filter-split", "val")]
     for key, expression, text in (
@@ -208,7 +218,11 @@ def test_samples_are_read_by_keyboard(browser, tmp_path: Path):
     # A step that is chosen with the keyboard draws the prompt again; the keyboard stays there.
     second = "document.querySelectorAll('.step')[1]"
     steps += [value(f"{second}.focus()"), value("document.activeElement.click()"), shows(side.format(1), "step 2")]
-    browser(make_page([write_run(tmp_path / "run")])[0], [*steps, until(f"document.activeElement === {second}")])
+    steps.append(until(f"document.activeElement === {second}"))
+    values = browser(make_page([folder])[0], [*options, *printing, *steps])
+    alone, _, every, command, host, *printed = values[:8]
+    assert alone == ["actor.optim.lr"] and every[0] == "actor.optim.lr" and len(every) > 1
+    assert (command, host, printed) == ("actor.optim.lr=0.0001", True, [10, 0, 10])
 
 
 def test_tokens_are_coloured_by_what_is_known_of_them(browser, tmp_path: Path):
@@ -311,23 +325,3 @@ def test_formulas_are_typeset_or_shown_as_source(browser, tmp_path: Path):
     in_answers = [int(shown.split()[0]) for shown in values if str(shown).endswith("in the answer")]
     assert dict(zip(ANSWERS, in_answers, strict=False)) == ANSWERS
     assert values[-4:] == [["user", "assistant"], 1, ["loaded"] * 9, 0]
-
-
-def test_options_of_the_command_line_are_shown_first_and_alone(browser, tmp_path: Path):
-    folder = write_run(tmp_path / "a")
-    (folder / "start.json").write_text(json.dumps({"overrides": ["actor.optim.lr=0.0001"], "host": "node7"}))
-    names = "[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"
-    alone, _, every, command, host = browser(
-        make_page([folder])[0],
-        [
-            until(f"{names}.length === 1"),
-            value(names),
-            value("document.getElementById('differing').click()"),
-            until(f"{names}.length > 1"),
-            value(names),
-            value("document.querySelector('#commands code').textContent"),
-            value("document.getElementById('overview-table').textContent.includes('node7')"),
-        ],
-    )
-    assert alone == ["actor.optim.lr"] and every[0] == "actor.optim.lr" and len(every) > 1
-    assert command == "actor.optim.lr=0.0001" and host

@@ -104,13 +104,13 @@ def test_the_embedded_task(arithmetic_prompts: Path, tmp_path: Path, monkeypatch
 
 def test_environments_get_extra_info_and_need_no_answer(tmp_path: Path):
     rows = [{"question": "Play.", "extra_info": {"seed": 42}}, {"question": "Play on.", "extra_info": {"seed": 43}}]
-    (tmp_path / "game.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path / "game.jsonl", *rows)
     problems = load_benchmark("game", tmp_path, scored=False)
     assert [(p.question, p.answer, p.extra_info["seed"]) for p in problems] == [("Play.", "", 42), ("Play on.", "", 43)]
     with pytest.raises(ConfigError, match="cannot tell which field holds the answer"):
         load_benchmark("game", tmp_path)
     # A record for training, without a data source and a ground truth.
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Play."}]
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": chat, "extra_info": {"seed": 7}}) + "\n")
+    write(tmp_path / "chat.jsonl", {"prompt": chat, "extra_info": {"seed": 7}})
     (problem,) = load_benchmark("chat", tmp_path, scored=False)
     assert (problem.messages, problem.extra_info, problem.data_source) == (chat, {"seed": 7}, "environment")
