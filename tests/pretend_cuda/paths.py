@@ -454,9 +454,9 @@ def draws_by_the_host(_: GPU) -> None:
     torch.rand(3, device="cuda", generator=torch.Generator())
 
 
-SEEDED = (offsets_of_64_bits, positions_on_the_host, a_number_looked_at, results_read_too_early)
+SEEDED: tuple[Any, ...] = (offsets_of_64_bits, positions_on_the_host, a_number_looked_at, results_read_too_early)
 SEEDED += (memory_freed_too_early, draws_by_the_host)
-MISTAKES = {f"mistake: {function.__name__.replace('_', ' ')}": function for function in SEEDED}
+MISTAKES: dict[str, DevicePath] = {f"mistake: {function.__name__.replace('_', ' ')}": function for function in SEEDED}
 
 
 def run(path: DevicePath) -> dict[str, Any]:

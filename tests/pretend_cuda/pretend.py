@@ -86,8 +86,8 @@ class Pretend(Tensor):
     def untyped_storage(self) -> Any:
         return Storage(self.elem.untyped_storage())
 
-    def set_(self, source: Any) -> "Pretend":
-        return Pretend(self.elem.set_(source.storage))
+    def set_(self, *source: Any, **_: Any) -> Any:
+        return Pretend(self.elem.set_(source[0].storage))
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")

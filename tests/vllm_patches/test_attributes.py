@@ -19,7 +19,15 @@ READERS = [
     *(ROOT / "verl" / "rollout" / f"{name}.py" for name in ("sleep", "vllm_engine", "vllm_rollout", "vllm_sampler")),
     ROOT / "verl" / "rollout" / "weight_sync.py",
 ]
-PARTS = ("v1", "config", "engine", "entrypoints", "distributed", "platforms", "model_executor/model_loader")
+PARTS: tuple[str, ...] = (
+    "v1",
+    "config",
+    "engine",
+    "entrypoints",
+    "distributed",
+    "platforms",
+    "model_executor/model_loader",
+)
 PARTS += ("model_executor/layers/fused_moe", "model_executor/models", "lora")
 DECLARED = re.compile(r"(?:\.|\bdef |\bclass |^ *(?!async |def |class ))(\w+)", re.MULTILINE)
 """A name after a dot, of a function or class, or at the beginning of a line."""
@@ -39,7 +47,9 @@ def read_attributes(source: str) -> set[str]:
 
 def known_attributes() -> set[str]:
     """Names that vLLM, this project, or the types of Python, NumPy and torch declare."""
-    (vllm,) = find_spec("vllm").submodule_search_locations
+    spec = find_spec("vllm")
+    assert spec is not None and spec.submodule_search_locations
+    (vllm,) = spec.submodule_search_locations
     sources = [path for part in PARTS for path in Path(vllm, part).rglob("*.py")] + [*Path(vllm).glob("*.py")]
     sources += [path for room in ("verl", "vllm_patches") for path in (ROOT / room).rglob("*.py")]
     names = {name for path in sources for name in DECLARED.findall(path.read_text()) if path not in READERS}
