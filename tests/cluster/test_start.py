@@ -91,7 +91,11 @@ def test_a_cluster_that_starts_slowly_is_started_again(monkeypatch, tmp_path, sl
         if slow_starts == 2:
             start._init_ray(_temp_dir=folder)
         else:
-            with pytest.raises(ConfigError, match="did not start within half a minute, 4 times: this machine is too"):
+            log = tmp_path / "ray" / "session_latest" / "logs" / "raylet.err"
+            log.parent.mkdir(parents=True)
+            log.write_text("Traceback\nModuleNotFoundError: No module named 'pydantic'\n")
+            line = "within half a minute, 4 times: this machine is too .* ends with: ModuleNotFound.*'pydantic'$"
+            with pytest.raises(ConfigError, match=line):
                 start._init_ray(_temp_dir=folder)
         # Its processes of the tries that failed are gone; those of others are not.
         assert [process.poll() is None for process in [*started, other]] == [False] * slow_starts + [True]
@@ -141,9 +145,13 @@ def test_a_cluster_is_not_found_by_a_file_that_anyone_can_write(monkeypatch: pyt
 CLUSTER = """
 from pathlib import Path
 import ray
+import torch
 from verl.cluster.start import ray_cluster
 
-with ray_cluster(1, "cpu"):
+torch.cuda.device_count = lambda: 3
+with ray_cluster(1, "cuda"):
+    # Counted by torch: a machine without NVML has none for Ray.
+    assert ray.cluster_resources()["GPU"] == 3
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert session.is_dir()
     print(session, flush=True)

@@ -17,6 +17,7 @@ from verl.models.packing import (
     ROUND_TO,
     Rows,
     SharedPrompts,
+    _bounds,
     blocks_by_length,
     packed_layout,
     padded_layout,
@@ -141,12 +142,35 @@ def varlen_reference(query, key, value, queries, keys, most_queries, most_keys, 
     outputs = []
     for (q0, q1), (k0, k1) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
         assert q1 - q0 <= most_queries and k1 - k0 <= most_keys
-        distance = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
+        places = torch.arange(k1 - k0, device=query.device)
+        distance = places[k1 - k0 - (q1 - q0) :, None] - places
         seen = (distance >= 0) & ((window_size[0] < 0) | (distance <= window_size[0]))
         scores = torch.einsum("qhd,khd->hqk", query[q0:q1], key[k0:k1]) * (scale or query.shape[-1] ** -0.5)
         weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
         outputs.append(torch.einsum("hqk,khd->qhd", weights, value[k0:k1]))
     return torch.cat(outputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 10])
+@pytest.mark.parametrize(("queries", "keys"), [([3, 0, 5, 1, 70], [3, 4, 9, 6, 90]), ([4, 130], [130, 300])])
+def test_kernel_agrees_on_shared_prompts_and_empty_rows(queries: list[int], keys: list[int], window: int | None):
+    """Rows with more keys than queries, as of shared prompts, and a row without a query."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = [(1, heads, sum(lengths), 64) for heads, lengths in ((8, queries), (2, keys), (2, keys))]
+    states = [torch.randn(shape, device="cuda", generator=generator).bfloat16().requires_grad_() for shape in shapes]
+    rows = Rows(*(_bounds(torch.tensor(lengths)).cuda() for lengths in (queries, keys)), max(queries), max(keys))
+    found = attention._varlen(*states, rows, Options("sdpa", None, window, None))[0]
+    exact = [tensor.detach().float().requires_grad_() for tensor in states]
+    window_size = (-1 if window is None else window - 1, 0)
+    expected = varlen_reference(*(tensor[0].transpose(0, 1) for tensor in exact), *rows, window_size=window_size)
+    weights = torch.randn(expected.shape, device="cuda", generator=generator)
+    for output in (found.float(), expected):
+        (output * weights).sum().backward()
+    pairs = [(found, expected), *((one.grad, other.grad) for one, other in zip(states, exact, strict=True))]
+    for value, reference in pairs:
+        assert (value.float() - reference).norm() < 2e-2 * reference.norm()
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -240,6 +240,20 @@ def test_float32_logits_of_a_bfloat16_model(logits_chunk_size):
     assert errors["float32"] < 1e-5 < 1e-3 < errors["auto"]
 
 
+def test_statistics_of_bfloat16_logits_are_float32():
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(9, 300, generator=generator)).bfloat16()
+    tokens = torch.randint(300, (9,), generator=generator)
+    statistics = ("logsumexp", "mean_logprob", "sum_pi_squared")
+    found = logprobs_and_entropy(logits, tokens, Scoring(0.7, statistics=statistics))
+    scaled = logits.double() / 0.7
+    exact = scaled.log_softmax(-1)
+    of_token = exact.gather(-1, tokens[:, None])[:, 0]
+    expected = of_token, -(exact.exp() * exact).sum(-1), scaled.logsumexp(-1), exact.mean(-1), (2 * exact).exp().sum(-1)
+    for values, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(values, reference.float(), atol=1e-5, rtol=1e-6)
+
+
 def test_critic_reads_token_ids_beyond_its_vocabulary(model_config):
     config = transformers.Qwen2Config(**TINY, num_labels=1)
     torch.manual_seed(0)

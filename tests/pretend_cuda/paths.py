@@ -88,7 +88,7 @@ def on_device(
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and device == "cuda":
-                    moved = Pretend(tensor.detach())
+                    moved = Pretend(tensor.detach().clone())
                     is_parameter = isinstance(tensor, nn.Parameter)
                     tensors[name] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
     model.requires_grad_(trainable)
@@ -256,7 +256,7 @@ def captured(device: str, layers: int = 1, steps: int = 40, reduced: bool = True
     parsed = CaptureOptions.parse({"hidden_states": options})
     assert parsed is not None
     capture = HiddenStateCapture(parsed, buffer)
-    names = [str(i) for i in range(8)]
+    names, output = [str(i) for i in range(8)], Pretend(torch.zeros(40, 32, dtype=torch.bfloat16))
     for name in names:
         capture.begin(name, 5)
     for step in range(steps):
@@ -265,7 +265,9 @@ def captured(device: str, layers: int = 1, steps: int = 40, reduced: bool = True
         computed = np.full(8, 0 if step == 0 else 4 + step)
         scheduled = np.full(8, 5 if step == 0 else 1)
         if device == "cuda":
-            states, last = Pretend(states), None if last is None else Pretend(last)
+            # As a CUDA graph, which writes every step's result to the same place.
+            output[:rows].copy_(Pretend(states))
+            states, last = output[:rows], None if last is None else Pretend(last)
         capture.record(ForwardStep(names, computed, scheduled, np.ones(8, dtype=bool), last, [states]))
     return capture
 
@@ -362,6 +364,7 @@ def given(function: Callable[..., None], *args: Any, **kwargs: Any) -> DevicePat
     return lambda gpu: function(gpu, *args, **kwargs)
 
 
+OFFLOADED = ["model.fsdp.param_offload=true", "model.fsdp.optimizer_offload=true"]
 CHUNKED = "model.logits_chunk_size=7"
 OF_LOSSES = {"dro": ["actor.dro_beta=1.0"]}
 WIDE = ["actor.clip_ratio_low=0.9", "actor.clip_ratio_high=9"]
@@ -383,6 +386,7 @@ PATHS: dict[str, DevicePath] = {
     "update, packed, chunked": given(update, *LAYOUTS["packed"], CHUNKED),
     "update, shared, on policy": given(update, *LAYOUTS["shared"], on_policy=True),
     "update, adapters": given(update, *LAYOUTS["packed"], "model.lora.rank=4", CHUNKED),
+    "update, offloaded": given(update, *LAYOUTS["packed"], *OFFLOADED),
     "update, experts": given(update, *LAYOUTS["packed"], kind="moe"),
     **{
         f"loss {name}": given(update, *LAYOUTS["packed"], *WIDE, f"actor.policy_loss={name}", *OF_LOSSES.get(name, ()))
@@ -439,10 +443,20 @@ def results_read_too_early(gpu: GPU) -> None:
         taking(gpu)
 
 
-MISTAKES: dict[str, DevicePath] = {
-    f"mistake: {function.__name__.replace('_', ' ')}": function
-    for function in (offsets_of_64_bits, positions_on_the_host, a_number_looked_at, results_read_too_early)
-}
+def memory_freed_too_early(gpu: GPU) -> None:
+    """Parameters that leave the device while it may still be reading them."""
+    with mock.patch.object(torch.cuda, "synchronize"):
+        update(gpu, *LAYOUTS["packed"], *OFFLOADED)
+
+
+def draws_by_the_host(_: GPU) -> None:
+    """A generator of the CPU."""
+    torch.rand(3, device="cuda", generator=torch.Generator())
+
+
+SEEDED: tuple[Any, ...] = (offsets_of_64_bits, positions_on_the_host, a_number_looked_at, results_read_too_early)
+SEEDED += (memory_freed_too_early, draws_by_the_host)
+MISTAKES: dict[str, DevicePath] = {f"mistake: {function.__name__.replace('_', ' ')}": function for function in SEEDED}
 
 
 def run(path: DevicePath) -> dict[str, Any]:

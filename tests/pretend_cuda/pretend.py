@@ -84,7 +84,10 @@ class Pretend(Tensor):
         return self.elem.tolist()
 
     def untyped_storage(self) -> Any:
-        return self.elem.untyped_storage()
+        return Storage(self.elem.untyped_storage())
+
+    def set_(self, *source: Any, **_: Any) -> Any:
+        return Pretend(self.elem.set_(source[0].storage))
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
@@ -97,6 +100,24 @@ def on_host(value: Any) -> Any:
     return value.elem if isinstance(value, Pretend) else value
 
 
+class Storage:
+    """Memory of the device, which raises if it is freed while the device may still be reading it."""
+
+    device = CUDA
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self.data_ptr = storage.data_ptr
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def resize_(self, size: int) -> None:
+        if size < len(self) and GPU.running().is_busy:
+            raise RuntimeError("memory was freed without torch.cuda.synchronize()")
+        self.storage.resize_(size)
+
+
 class GPU(TorchDispatchMode):
     """The device: runs every operation on the CPU and keeps count."""
 
@@ -106,6 +127,8 @@ class GPU(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[tuple[str, Place]] = Counter()
         self.operations = 0
+        self.is_busy = False
+        """Whether there were operations after the host last waited for all streams."""
         self.flying: list[tuple[Tensor, Tensor]] = []
         """Copies to the host that nobody has waited for: where to, and what."""
         self._pinned: dict[int, Tensor] = {}
@@ -132,6 +155,11 @@ class GPU(TorchDispatchMode):
         """The host waits for the device here, and everything that was on its way to it has arrived."""
         self.waits[kind, _place()] += 1
         self.land(self.flying)
+
+    def synchronize(self) -> None:
+        """The host waits for all streams."""
+        self.wait("cuda.synchronize")
+        self.is_busy = False
 
     def land(self, copies: list[tuple[Tensor, Tensor]]) -> None:
         """Let copies arrive."""
@@ -164,11 +192,14 @@ class GPU(TorchDispatchMode):
             made = func(*args, **kwargs)
             return self.pin(made) if wants_pinned else made
         self.operations += 1
+        self.is_busy = True
         name = func._schema.name.partition("::")[2]
         if name in VARLEN:
             return tree_map(_pretended, VARLEN[name](*map(on_host, args), **tree_map(on_host, kwargs)))
         if func in COPIES:
             return self._copy(func, args, kwargs, asked)
+        if any(isinstance(value, torch.Generator) and value.device.type == "cpu" for value in flat):
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         self._check_devices(func, name, args, here, there)
         self._count(func, name, args, kwargs)
         clean = [CPU if isinstance(v, torch.device) and v.type == "cuda" else on_host(v) for v in flat]
@@ -237,7 +268,7 @@ class GPU(TorchDispatchMode):
         if into is None:
             target = self.pin(target)  # as torch does for a copy that does not block
         self.flying.append((target, target.clone().copy_(values)))
-        target.fill_(True if target.dtype == torch.bool else 77)
+        target.fill_(torch.nan if target.is_floating_point() else target.dtype == torch.bool or 77)
         return target
 
 
@@ -323,7 +354,7 @@ OF_TORCH_CUDA: dict[str, Any] = {
     **{name: lambda *_: True for name in ("is_available", "is_initialized")},
     **{"current_device": lambda: 0, "device_count": lambda: 1, "get_device_capability": lambda *_: (9, 0)},
     **{"is_current_stream_capturing": lambda: False, "mem_get_info": lambda *_: (70 << 30, 80 << 30)},
-    "synchronize": lambda *_: GPU.running().wait("cuda.synchronize"),
+    "synchronize": lambda *_: GPU.running().synchronize(),
 }
 """What stands in for the names of ``torch.cuda``."""
 

@@ -63,11 +63,12 @@ def test_no_wait_is_added(results: Results):
 
 
 def test_micro_batches_are_sent_and_scored_without_a_wait(results: Results):
-    """Two micro-batches have one wait, for their results; a step has those for the gradient's norm and the log."""
+    """Two micro-batches have one wait, for their results; a step has those for the norm, the log and offload."""
     ends = {"to_host", "Learner._step", "clip_gradients"}
     for name, result in results.items():
         if name.startswith(("score, p", "score, s", "update", "loss")):
-            assert {wait[1] for wait in result["waits"]} <= ends, name
+            offload = {"Offloaded._load", "Offloaded._unload"} if "offloaded" in name else set()
+            assert {wait[1] for wait in result["waits"]} <= ends | offload, name
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,9 @@ def test_micro_batches_are_sent_and_scored_without_a_wait(results: Results):
     [
         ("offsets of 64 bits", "varlen_attn: offsets must be int32"),
         ("positions on the host", "Expected all tensors to be on the same device"),
-        ("results read too early", "reduced.* off by|AssertionError"),
+        ("results read too early", "hidden states hold NaN"),
+        ("memory freed too early", "memory was freed without torch.cuda.synchronize"),
+        ("draws by the host", "Expected a 'cuda' device type for generator but found 'cpu'"),
     ],
 )
 def test_deliberate_mistake_is_detected(results: Results, mistake: str, error: str):

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from verl.rollout import shared_memory
 from verl.rollout.engines import engine_environment
 from verl.rollout.requests import EngineModel, ResponseRequests
 from verl.rollout.shared_memory import private_shared_memory
+from verl.rollout.sleep import EngineSleep
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller import generation
 from verl.single_controller.worker_group import WorkerGroup
@@ -409,7 +411,7 @@ def test_generating_and_learning_take_turns_on_a_gpu(name, ray_session, small_co
     memory = {"gpu_memory_utilization": 0.3, "kv_cache_memory_mb": KV_CACHE_MB}
     config = changed(small_config, rollout={"name": name, "dtype": "float32"} | memory, actor=FAST)
     group, sampling = start_group(config, 1, "cuda"), config.rollout.train_kwargs
-    # Attention kernels of a GPU round differently, in TF32 where they may.
+    # Attention kernels of a GPU round differently.
     tolerance = 2e-2
     rollout = generate(group, prompts, sampling, 1)
     agree(group, rollout, tolerance)
@@ -431,6 +433,16 @@ def test_generating_and_learning_take_turns_on_a_gpu(name, ray_session, small_co
     group.run("sync_weights", 0)
     agree(group, generate(group, prompts, sampling, 3), tolerance)
     group.close()
+
+
+def test_sleep_waits_for_the_gpu(monkeypatch):
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    memory = EngineSleep(SimpleNamespace(sleep=lambda level: calls.append(f"sleep {level}")), enabled=True)
+    memory.sleep()
+    memory.sleep()
+    assert calls == ["synchronize", "sleep 2"]
 
 
 def test_tensor_parallel_workers_use_no_peer_access(config):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +122,7 @@ def test_a_silent_worker_is_lost_and_one_that_beats_is_not(heartbeat):
             beating.sendall(b".")
             time.sleep(0.05)
         assert heartbeat.lost() in ({1: "silent for 2 s"}, {1: "silent for 1 s"})
+        assert heartbeat.lost(grace_s=60.0) == {}
         # The driver beats too.
         assert beating.recv(100)
 
@@ -260,6 +262,13 @@ def test_what_workers_do_while_they_start_is_said_once_each(ray_session: None, m
         supervisor.check("start", 1.0)
         supervisor.check("start", 2.0)
         assert said == ["importing libraries on 1 worker", "loading the model on 2 workers"]
+        # A start may hold the interpreter lock for longer than any other call; the kernel ends it after 105 s.
+        monkeypatch.setattr(supervisor, "failure", lambda rank, what, method: MachineError(what, ""))
+        limits = [(104.0, "start", ""), (106.0, "start", "106 s in start"), (61.0, "rest", "61 s in rest")]
+        for seconds, method, what in limits:
+            supervisor.heartbeat._silent[1] = seconds
+            with pytest.raises(MachineError, match=what) if what else nullcontext():
+                supervisor.check(method, 1.0)
     finally:
         supervisor.close()
 

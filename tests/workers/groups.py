@@ -27,6 +27,8 @@ def start_group(
     # Where packages are found by it, as on a machine that got them in a folder, so they are by the workers.
     paths = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
     environment = engine_environment(device_type, config.rollout.name) | {"PYTHONPATH": os.pathsep.join(paths)}
+    if device_type == "cuda":
+        environment["TRITON_F32_DEFAULT"] = "ieee"  # otherwise, vLLM's attention multiplies float32 in TF32
     return WorkerGroup(f"probes:{worker}", config, (10, config.rollout.stop), 1, world_size, device_type, environment)
 
 

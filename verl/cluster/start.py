@@ -139,6 +139,8 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
         cpus = max(os.cpu_count() or 1, world_size)
         options |= {"num_cpus": cpus, "object_store_memory": object_store_mb << 20, "include_dashboard": False}
         options |= {"_node_ip_address": LOOPBACK, "_temp_dir": str(private_folder() / "ray")}
+        # Ray counts GPUs with NVML, which some containers lack although torch can use the GPUs.
+        options |= {"num_gpus": torch.cuda.device_count()} if device_type == "cuda" else {}
     if own_token:
         # Ray would write a token to the home folder, and a later `ray start` would require it from everyone.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -189,8 +191,17 @@ def _init_ray(**options: Any) -> None:
             if not tries_left:
                 raise ConfigError(
                     f"Ray's processes did not start within half a minute, {START_TRIES} times: this machine is too "
-                    "busy; free some of it, and start the same command again"
+                    f"busy; free some of it, and start the same command again{_last_words(Path(options['_temp_dir']))}"
                 ) from error
+
+
+def _last_words(folder: Path) -> str:
+    """Return the last line that Ray's node process of the latest attempt printed, as a clause, or an empty string."""
+    errors = folder / "session_latest" / "logs" / "raylet.err"
+    with suppress(OSError):
+        if lines := errors.read_text(errors="replace").strip().splitlines():
+            return f". If that does not help, {errors} ends with: {lines[-1].strip()[:300]}"
+    return ""
 
 
 def private_folder() -> Path:

@@ -27,6 +27,10 @@ class EngineSleep:
     def sleep(self) -> None:
         """Free the memory, assuming that no request is running. Does nothing if the engine is already asleep."""
         if self.enabled and not self.asleep:
+            if torch.cuda.is_initialized():
+                # With asynchronous scheduling, a step of finished requests may still be running on the GPU. Older
+                # versions of vLLM unmap its memory without waiting for it.
+                torch.cuda.synchronize()
             self.engine.sleep(level=2)
             self.asleep = True
 

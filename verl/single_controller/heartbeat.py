@@ -89,13 +89,16 @@ class Heartbeat:
         """Latest stage reported by each worker, by rank."""
         threading.Thread(target=self._accept, name="heartbeat", daemon=True).start()
 
-    def lost(self) -> dict[int, str]:
-        """Return the ranks of connected workers that have become silent or exited, each with the reason."""
+    def lost(self, grace_s: float = 0.0) -> dict[int, str]:
+        """Return the ranks of connected workers that have become silent or exited, each with the reason.
+
+        Workers may be silent for ``grace_s`` seconds longer than ``detection_s``.
+        """
         now, limit_s, closed = time.monotonic(), self.settings.detection_s, self._closed.copy()
         silent = {
             rank: f"silent for {seconds:.0f} s"
             for rank, seconds in self._silent.copy().items()
-            if seconds > limit_s and rank not in closed
+            if seconds > limit_s + grace_s and rank not in closed
         }
         # Ray reports why a process died, but takes a few seconds to do so.
         return silent | {rank: "ended" for rank, since in closed.items() if now - since > min(5.0, limit_s)}

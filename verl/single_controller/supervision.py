@@ -19,11 +19,14 @@ import ray
 from verl.cluster.failures import HeadLost, MachineError
 from verl.cluster.machines import run_on
 from verl.cluster.network import reachable
-from verl.single_controller.heartbeat import Heartbeat, interval
+from verl.single_controller.heartbeat import LAST_RESORT_S, Heartbeat, interval
 from verl.utils.files import print_to
 
 HEAD_S = 3.0
 """Timeout in seconds for connecting to Ray's head."""
+
+START = "start"
+"""Name of the call that starts the workers."""
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Signal that makes a worker write the stacks of all its threads."""
@@ -90,7 +93,9 @@ class Supervisor:
         self.options.interrupt()
         self._say_stages()
         self._look_for_head()
-        lost = self.heartbeat.lost()
+        # A worker that loads libraries or compiles kernels may hold the interpreter lock and send no heartbeats. If it
+        # never releases the lock, the kernel kills it after this grace period.
+        lost = self.heartbeat.lost(LAST_RESORT_S if method == START else 0.0)
         if watched := [rank for rank in lost if rank not in self.left_out]:
             rank, what = watched[0], lost[watched[0]]
             raise self.failure(rank, f"{what} in {method}", method)

@@ -35,7 +35,7 @@ from verl.cluster.network import free_port
 from verl.config.errors import ConfigError
 from verl.single_controller.heartbeat import HeartbeatSettings, follow
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
-from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
+from verl.single_controller.supervision import START, Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
 from verl.utils.files import naming_storage
 from verl.utils.process import available_cores, loading, restore_umask, set_stage
@@ -142,11 +142,11 @@ class WorkerGroup:
         self._workers: list[Any] = [self._new_process(rank) for rank in self.living]
         self._supervisor = Supervisor(supervision or Supervision())
         try:
-            identities = self._wait([self._prepare(rank, self._workers[rank]) for rank in self.living], "start")
+            identities = self._wait([self._prepare(rank, self._workers[rank]) for rank in self.living], START)
             self._supervisor.identities = identities
             check_devices([identity.device_memory for identity in identities])
             starts = [self._start(rank, self._workers[rank], identities) for rank in self.living]
-            self.device_name: str = self._gather(starts, "start")[0]
+            self.device_name: str = self._gather(starts, START)[0]
             """Name of worker 0's GPU, or an empty string on a CPU."""
         except BaseException:
             # The other workers may be waiting for the failed one, and would keep their resources reserved.
