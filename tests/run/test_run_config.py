@@ -158,8 +158,9 @@ def test_verl_shards_are_refused_with_the_command_that_merges(refused, tmp_path:
     (actor / "huggingface" / "config.json").touch()
     (actor / "model_world_size_2_rank_0.pt").touch()
     merge = (
-        "a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m verl.model_merger"
-        " merge --backend fsdp --local_dir TMP/global_step_100/actor --target_dir merged`, and set model.path=merged"
+        "a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
+        "verl.model_merger merge --backend fsdp --local_dir TMP/global_step_100/actor --target_dir merged`, and set "
+        "model.path=merged"
     )
     for path in (actor / "huggingface", actor, actor.parent):
         with refused(f"model.path='TMP/{path.relative_to(tmp_path)}': {merge}"):

@@ -32,15 +32,9 @@ def test_silent_engines_are_left_alone():
     assert CaptureOptions.parse({"hidden_states": None, "other": 1}) is None
 
 
-def test_defaults():
-    options = parse()
-    assert options == CaptureOptions()
-    assert options.layers == (-1,) and options.keeps_responses and not options.keeps_prompts
-    assert options.resolve_dtype(torch.bfloat16) == torch.bfloat16
+def test_dtype_is_the_models_unless_named():
+    assert parse().resolve_dtype(torch.bfloat16) == torch.bfloat16
     assert parse(dtype="float32").resolve_dtype(torch.bfloat16) == torch.float32
-    both, prefill = parse(phase="both"), parse(phase="prefill")
-    assert both.keeps_prompts and both.keeps_responses
-    assert prefill.keeps_prompts and not prefill.keeps_responses
 
 
 def test_layers_count_from_either_end(refused):
