@@ -44,8 +44,8 @@ def drawn(inside: Run, qwen: Path, asked: Asked) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("options", [{"max_num_seqs": 3}, {"logprobs_mode": "raw_logprobs"}], ids=str)
-def test_draws_do_not_depend_on_the_batch(inside: Run, qwen: Path, asked: Asked, drawn, options):
+def test_draws_do_not_depend_on_the_batch(inside: Run, qwen: Path, asked: Asked, drawn):
+    options = {"max_num_seqs": 3, "logprobs_mode": "raw_logprobs"}
     assert tokens(inside(engines.from_streams, qwen, asked[::-1], **options))[::-1] == drawn
 
 
