@@ -43,7 +43,7 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 @pytest.fixture(scope="module")
 def half(small_config: PPOConfig) -> PPOConfig:
-    """Models that learn as ever, and are exported in bfloat16."""
+    """Config whose models learn in float32 and are exported in bfloat16."""
     return changed(small_config, model={"override_config": {"dtype": "bfloat16"}})
 
 

@@ -34,7 +34,7 @@ def single_mesh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Devi
 
 @pytest.fixture
 def make_actor(small_config: PPOConfig, model_config: ModelConfig, single_mesh: DeviceMesh) -> Callable[..., Actor]:
-    """Actors of the tiny model, without a KL loss, with changes of their options."""
+    """Builder of actors of the tiny model, without a KL loss, with changes of their options."""
 
     def make(
         model: ModelConfig = model_config,

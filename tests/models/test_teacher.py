@@ -39,7 +39,7 @@ HEAT, TEACHER_HEAT, TOKENS = 0.8, 1.3, 262
 
 @pytest.fixture(scope="module")
 def made_teacher(tiny_model: Path, tmp_path_factory) -> Callable[..., Path]:
-    """Models of another architecture and size than the policy, with its tokenizer."""
+    """Builder of models of another architecture and size than the policy, with its tokenizer."""
 
     def made(**options: Any) -> Path:
         folder = tmp_path_factory.mktemp("teacher")
@@ -53,14 +53,14 @@ def made_teacher(tiny_model: Path, tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def teacher(made_teacher) -> Path:
-    """With scaled logits, and padding in its head."""
+    """Teacher with scaled logits and padding in its head."""
     sizes = {"vocab_size": TOKENS + 18, "hidden_size": 48, "num_hidden_layers": 3}
     return made_teacher(**sizes, logits_scaling=0.5, initializer_range=0.2)
 
 
 @pytest.fixture(scope="module")
 def other_teacher(made_teacher) -> Path:
-    """With a head of the policy's size."""
+    """Teacher whose head has the policy's size."""
     return made_teacher(vocab_size=TOKENS, hidden_size=32, num_hidden_layers=1, initializer_range=0.4)
 
 
@@ -176,11 +176,11 @@ def test_teacher_follows_the_policy(workers: int, worlds, config: PPOConfig, row
 
 
 def served(config: PPOConfig, rows: Batch, logprobs: Tensor, ids: Tensor) -> tuple[PPOConfig, Batch]:
-    """Return config and rows with the likeliest tokens [M, k] that a server has told."""
+    """Return the config of a teacher on a server, and the rows with its most likely tokens [M, k]."""
     elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
     columns = {"teacher_top_k_logprobs": logprobs.float(), "teacher_top_k_ids": ids}
-    told = rows.columns(*rows.names).fill(**columns, teacher_logprobs=torch.zeros(len(ids)))
-    return changed(config, rollout={"temperature": 1.0}, teacher=elsewhere), told
+    scored = rows.columns(*rows.names).fill(**columns, teacher_logprobs=torch.zeros(len(ids)))
+    return changed(config, rollout={"temperature": 1.0}, teacher=elsewhere), scored
 
 
 def test_servers_top_k_gives_the_same_gradients(worlds, config: PPOConfig, rows: Batch):

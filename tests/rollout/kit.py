@@ -25,23 +25,24 @@ def turn(*calls: tuple[str, Any], text: str = "", **fields: Any) -> Turn:
     return Turn(**{"text": text, "tokens": [1], "calls": [Call(*call) for call in calls], "malformed": False} | fields)
 
 
-def asking(*calls: tuple[str, Any], state: str = "", record: PromptRecord = RECORD, **fields: Any) -> Step:
-    """Return the step of an environment that such a turn asks for."""
+def step_of(*calls: tuple[str, Any], state: str = "", record: PromptRecord = RECORD, **fields: Any) -> Step:
+    """Return the step of an environment after such a turn."""
     return Step(record, state, turn(*calls, **fields))
 
 
 def take(environment: Any, *calls: tuple[str, Any], **fields: Any) -> Answer:
-    """Take such a step."""
-    return asyncio.run(take_step(environment, asking(*calls, **fields)))
+    """Take such a step, and return the environment's answer."""
+    return asyncio.run(take_step(environment, step_of(*calls, **fields)))
 
 
-def begun(environment: Any, record: PromptRecord = RECORD) -> tuple[str, list[str]]:
+def start(environment: Any, record: PromptRecord = RECORD) -> tuple[str, list[str]]:
     """Return an environment's first state, and its first messages."""
     state, messages = asyncio.run(first_observation(environment, record))
     return state, [message["content"] for message in messages]
 
 
-def said(answer: Answer) -> list[str]:
+def contents(answer: Answer) -> list[str]:
+    """Return the texts of an answer's messages."""
     return [message["content"] for message in answer.messages]
 
 

@@ -75,7 +75,7 @@ def options(address: str, **changes: Any) -> TeacherServerConfig:
 def connected(
     tokenizer: Any, change: Reply = lambda path, body: (0, None), top_k: int = 0, **changes: Any
 ) -> Iterator[TeacherServer]:
-    """Yield what asks a server of which ``change`` may answer in its place."""
+    """Yield the client of a teacher's server, in whose place ``change`` may answer."""
     with Teacher(tokenizer, change).served() as address:
         yield TeacherServer(options(address, **changes), tokenizer, [], top_k=top_k)
 

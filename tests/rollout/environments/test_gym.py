@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.rollout.kit import RECORD, begun, said, take
+from tests.rollout.kit import RECORD, contents, start, take
 from verl.rollout.gym_environment import GymEnvironment
 
 
@@ -52,14 +52,14 @@ def test_gymnasiums_interface(seed: int, actions: list[str], heard: list[tuple[s
     environment, state, answers = Walking(), "", []
     record = replace(RECORD, extra_info={"seed": seed})
     for asked, place in ((record, seed), (RECORD, RECORD.uid)):
-        assert begun(environment, asked)[1] == [f"at {place}"]
+        assert start(environment, asked)[1] == [f"at {place}"]
     Walk.made = 0
     for text in actions:
         # In another process the actions so far are taken again.
         environment = Walking() if travels else environment
         answers.append(take(environment, state=state, record=record, text=text))
         state = answers[-1].state
-    assert [(said(answer)[0], answer.done) for answer in answers] == heard
+    assert [(contents(answer)[0], answer.done) for answer in answers] == heard
     moves = [answer.reward for answer in answers if answer.counts[2] == 0]
     assert moves == [-0.5] * (len(actions) - actions.count("up"))
     assert Walk.made == (len(moves) if travels else 1)
@@ -89,7 +89,7 @@ def test_games_of_one_process_draw_apart():
                 record = replace(RECORD, extra_info={"seed": seed})
                 answer = take(environments.pop(0), state=states[i], record=record, text=text)
                 states[i] = answer.state
-                heard[i] += said(answer)
+                heard[i] += contents(answer)
         return heard
 
     one = Numpys()

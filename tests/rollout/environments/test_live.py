@@ -10,7 +10,7 @@ import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.kit import data_options, jsonl, user_code
-from tests.rollout.kit import RECORD, begun, documented, multi_turn, said, take
+from tests.rollout.kit import RECORD, contents, documented, multi_turn, start, take
 from tests.tables import refusals
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
@@ -120,13 +120,13 @@ def test_public_methods_are_tools(environment):
 
 def test_calls_are_answered_until_a_turn_has_none(environment):
     dice = load_environment(environment("Dice", max_parallel_calls=2))
-    state, messages = begun(dice)
+    state, messages = start(dice)
     assert len(messages) == 1 and messages[0].startswith("Play. Reach 4, from ")
     first = take(dice, ("throw", {"sides": 6}), ("throw", {"sides": "0"}), ("throw", {"sides": 6}), state=state)
-    assert said(first)[0].startswith("throw 1: ") and said(first)[1:] == ["Error: ValueError: no such die"]
+    assert contents(first)[0].startswith("throw 1: ") and contents(first)[1:] == ["Error: ValueError: no such die"]
     assert (first.done, first.reward, first.counts) == (False, 0.0, (3, 0, 1, 0, 0, 0))
     unknown = take(dice, ("get_reward", {}), ("_hidden", {}), state=first.state)
-    assert [text.partition(";")[0] for text in said(unknown)] == [
+    assert [text.partition(";")[0] for text in contents(unknown)] == [
         "Error: there is no tool 'get_reward'",
         "Error: there is no tool '_hidden'",
     ]
@@ -137,22 +137,22 @@ def test_calls_are_answered_until_a_turn_has_none(environment):
 
 def test_objects_are_repeated_elsewhere(environment):
     here = load_environment(environment("Dice"))
-    state, _ = begun(here)
+    state, _ = start(here)
     answers = [take(here, ("throw", {"sides": 100}), state=state)]
     for _ in range(3):
         answers.append(take(here, ("throw", {"sides": 100}), state=answers[-1].state))
     for before, expected in zip([state, *(answer.state for answer in answers)], answers, strict=False):
         again = take(load_environment(environment("Dice")), ("throw", {"sides": 100}), state=before)
         assert again == expected
-    assert begun(load_environment(environment("Dice"))) == (state, json.loads(json.dumps([json.loads(state)["text"]])))
-    assert begun(here, replace(RECORD, uid=4))[1] != begun(here)[1]
-    assert begun(here, replace(RECORD, uid=4, extra_info={"target": 4, "seed": 3}))[1] == begun(here)[1]
+    assert start(load_environment(environment("Dice"))) == (state, json.loads(json.dumps([json.loads(state)["text"]])))
+    assert start(here, replace(RECORD, uid=4))[1] != start(here)[1]
+    assert start(here, replace(RECORD, uid=4, extra_info={"target": 4, "seed": 3}))[1] == start(here)[1]
 
 
 def test_objects_stay_in_their_process(environment):
     here = load_environment(environment("Dice"))
     module = sys.modules[here.made.__module__]
-    state = begun(here)[0]
+    state = start(here)[0]
     made = len(module.made)
     for _ in range(5):
         state = take(here, ("throw", {"sides": 6}), state=state).state
@@ -161,7 +161,7 @@ def test_objects_stay_in_their_process(environment):
 
 def test_differences_are_counted_and_named(environment, capsys):
     server = load_environment(environment("Server"))
-    state, messages = begun(server)
+    state, messages = start(server)
     assert messages == ["game 1"]
     answer = take(server, ("throw", {"sides": 6}), state=state)
     assert answer.counts == (1, 0, 0, 0, 1, 0)
@@ -174,9 +174,9 @@ def test_differences_are_counted_and_named(environment, capsys):
 
 def test_environment_without_reward_or_text(environment):
     silent = load_environment(environment("Silent"))
-    state, messages = begun(silent)
+    state, messages = start(silent)
     answer = take(silent, ("wait", {}), state=state)
-    assert (messages, said(answer)) == ([], ["waited"])
+    assert (messages, contents(answer)) == ([], ["waited"])
     assert take(silent, state=answer.state)[2:4] == (True, 0.0) and not silent.gives_reward
 
 
@@ -184,7 +184,7 @@ def test_environment_without_reward_or_text(environment):
 def test_class_that_cannot_be_used_is_refused(environment, refused, name: str, reward: str, line: str):
     with refused(line):
         made = load_environment(environment(name, reward=reward))
-        take(made, state=begun(made)[0])
+        take(made, state=start(made)[0])
 
 
 def test_properties_are_not_evaluated(environment):
@@ -259,9 +259,9 @@ def test_documented_class_counts(tmp_path: Path):
     options = multi_turn(environment=f"{documented('class Counter', tmp_path)}:Counter")
     counter = load_environment(options)
     assert isinstance(counter, LiveEnvironment)
-    state, messages = begun(counter)
+    state, messages = start(counter)
     answer = take(counter, ("increment", {"by": 1}), state=take(counter, ("increment", {"by": 3}), state=state).state)
-    assert (messages, said(answer)) == (["Count up to 4."], ["4"])
+    assert (messages, contents(answer)) == (["Count up to 4."], ["4"])
     assert take(counter, state=answer.state).reward == 1.0
     tokenizer = make_tiny_tokenizer()
     with pytest.raises(ConfigError, match="role 'tool'"):

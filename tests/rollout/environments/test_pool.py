@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kit import ROOT, user_code
-from tests.rollout.kit import RECORD, asking, documented, multi_turn, said, take
+from tests.rollout.kit import RECORD, contents, documented, multi_turn, step_of, take
 from tests.tables import refusals
 from verl.config.rollout import MultiTurnConfig
 from verl.rollout.environments import pool
@@ -159,7 +159,7 @@ UNREAD = "Error: the call could not be read; write a JSON object with name and a
 def test_calls_are_answered_by_messages(file: str, calls: list, malformed: bool, messages: list, counts: tuple):
     environment = load_environment(options(file, "multiply", "add", max_parallel_calls=2))
     answer = take(environment, *calls, malformed=malformed)
-    assert (said(answer), answer.counts, answer.done) == (messages, counts, not messages)
+    assert (contents(answer), answer.counts, answer.done) == (messages, counts, not messages)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_calls_are_answered_by_messages(file: str, calls: list, malformed: bool,
 )
 def test_failed_call_is_answered_by_its_error(file: str, name: str, arguments: object, message: str):
     answer = take(load_environment(options(file, "multiply", "misbehave")), (name, arguments))
-    assert (said(answer), answer.counts, answer.done) == ([f"Error: {message}"], (1, 0, 1, 0, 0, 0), False)
+    assert (contents(answer), answer.counts, answer.done) == ([f"Error: {message}"], (1, 0, 1, 0, 0, 0), False)
 
 
 def test_a_state_of_tensors_travels_as_json(file: str):
@@ -240,7 +240,7 @@ def test_mistake_of_an_environment_is_named(tmp_path: Path, refused, member: str
 def test_step_gets_the_state_of_a_checkpoint(file: str):
     environment = load_environment(options(file, environment=f"{file}:Pairs"))
     first = take(environment)
-    assert said(first) == said(take(environment, state=first.state)) == ["[1, 2]"]
+    assert contents(first) == contents(take(environment, state=first.state)) == ["[1, 2]"]
 
 
 def test_calls_of_one_turn_wait_together(file: str, monkeypatch: pytest.MonkeyPatch):
@@ -248,8 +248,8 @@ def test_calls_of_one_turn_wait_together(file: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pool, "_ENVIRONMENTS", [(load_environments(together), together)])
     started = time.monotonic()
     calls = [("wait", {"seconds": seconds}) for seconds in (0.7, 0.7, 0.7, 60.0)]
-    answer = asyncio.run(pool._guarded(asking(*calls)))
-    assert said(answer) == ["done"] * 3 + ["Error: no answer within 1 s"]
+    answer = asyncio.run(pool._guarded(step_of(*calls)))
+    assert contents(answer) == ["done"] * 3 + ["Error: no answer within 1 s"]
     assert answer.counts == (4, 0, 0, 1, 0, 0) and time.monotonic() - started < 2.0
 
 
@@ -265,21 +265,21 @@ def test_hanging_start_ends_the_conversation(file: str, tmp_path: Path):
     log = tmp_path / "environment.log"
     late = options(file, environment=f"{file}:Late", timeout_s=4.0)
     with EnvironmentPool(late, log=log) as pool:
-        steps = [asking(record=replace(RECORD, uid=1)), asking(text="hang"), asking()]
+        steps = [step_of(record=replace(RECORD, uid=1)), step_of(text="hang"), step_of()]
         start, step, fine = (answer.result() for answer in pool.ask(steps))
-    assert (said(start), start.done, start.counts[3]) == (["Error: no answer within 4 s"], True, 1)
+    assert (contents(start), start.done, start.counts[3]) == (["Error: no answer within 4 s"], True, 1)
     # The state is that of start, so that the conversation goes on.
-    assert (said(step), step.done, step.state) == (["Error: no answer within 4 s"], False, "{}")
-    assert said(fine) == ["done"] and log.read_text() == "stepped\n"
+    assert (contents(step), step.done, step.state) == (["Error: no answer within 4 s"], False, "{}")
+    assert contents(fine) == ["done"] and log.read_text() == "stepped\n"
 
 
 @pytest.mark.slow
 def test_a_step_that_is_ended_costs_one_observation(file: str):
-    steps = [asking(("misbehave", {"how": how})) for how in ("hang", "die", "memory")]
-    steps.append(asking(("multiply", {"a": 6, "b": 7})))
+    steps = [step_of(("misbehave", {"how": how})) for how in ("hang", "die", "memory")]
+    steps.append(step_of(("multiply", {"a": 6, "b": 7})))
     with EnvironmentPool(options(file, "multiply", "misbehave")) as pool:
         answers = [answer.result() for answer in pool.ask(steps)]
-    texts = [said(answer)[0] for answer in answers]
+    texts = [contents(answer)[0] for answer in answers]
     assert texts == ["Error: no answer within 2 s", "Error: crash", "Error: out of memory", "42"]
     assert [answer.counts[2:4] for answer in answers] == [(0, 1), (1, 0), (1, 0), (0, 0)]
     assert not any(answer.done for answer in answers[:3])
@@ -289,24 +289,24 @@ def test_a_step_that_is_ended_costs_one_observation(file: str):
 @pytest.mark.nightly
 def test_blocking_async_tool_costs_one_observation(file: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("verl.rollout.environments.pool.MARGIN_S", 1.0)
-    steps = [asking(("misbehave", {"how": how})) for how in ("hang", "die")]
+    steps = [step_of(("misbehave", {"how": how})) for how in ("hang", "die")]
     with EnvironmentPool(options(file, "wait", "misbehave")) as pool:
-        answers = pool.ask([*steps, asking(("wait", {"seconds": 0.1}))])
-        texts = [said(answer.result())[0] for answer in answers]
+        answers = pool.ask([*steps, step_of(("wait", {"seconds": 0.1}))])
+        texts = [contents(answer.result())[0] for answer in answers]
     assert texts == ["Error: no answer within 2 s", "Error: crash", "done"]
 
 
 @pytest.mark.slow
 def test_async_tools_wait_together(file: str):
     with EnvironmentPool(options(file, "wait", timeout_s=5.0)) as pool:
-        pool.ask([asking(("wait", {"seconds": 0.0}))])[0].result()
+        pool.ask([step_of(("wait", {"seconds": 0.0}))])[0].result()
         started = time.monotonic()
-        answers = pool.ask([asking(("wait", {"seconds": 1.0}))] * 60 + [asking(("wait", {"seconds": 60.0}))])
+        answers = pool.ask([step_of(("wait", {"seconds": 1.0}))] * 60 + [step_of(("wait", {"seconds": 60.0}))])
         order: list[str] = []
         answers[-1].add_done_callback(lambda _: order.append("late"))
-        (quick,) = pool.ask([asking(("wait", {"seconds": 0.0}))])
+        (quick,) = pool.ask([step_of(("wait", {"seconds": 0.0}))])
         quick.add_done_callback(lambda _: order.append("quick"))
-        texts = [said(answer.result())[0] for answer in answers]
+        texts = [contents(answer.result())[0] for answer in answers]
     assert texts == ["done"] * 60 + ["Error: no answer within 5 s"] and order == ["quick", "late"]
     # One after another they would take a minute.
     assert time.monotonic() - started < 45
@@ -321,7 +321,7 @@ def test_the_documented_environment_plays(tmp_path: Path):
     for text in ("I guess 50", "hm", "20", "7!"):
         answer = take(environment, state=state, record=record, text=text)
         state = answer.state
-        heard.append((said(answer), answer.done, answer.reward))
+        heard.append((contents(answer), answer.done, answer.reward))
     lower = (["It is lower."], False, 0.0)
     assert heard == [lower, (["Guess a number."], False, -0.1), lower, ([], True, 1.0)]
 

@@ -13,7 +13,7 @@ import torch
 from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.kit import data_options, jsonl, user_code
-from tests.rollout.kit import RECORD, asking, multi_turn, take, turn
+from tests.rollout.kit import RECORD, multi_turn, step_of, take, turn
 from tests.tables import refusals
 from verl.batch import POLICY
 from verl.config.rollout import MultiTurnConfig
@@ -154,7 +154,7 @@ def test_each_record_chooses_its_environment(options, tmp_path: Path):
     assert [text.startswith("add<|user|>") for text in texts] == [True, False]
     with EnvironmentPool(chosen) as pool:
         assert (pool.settles(count), pool.settles(guess)) == (True, False)
-        steps = [Step(count, count.state, adds(3)), asking(record=guess, state=guess.state, text="7")]
+        steps = [Step(count, count.state, adds(3)), step_of(record=guess, state=guess.state, text="7")]
         first, won = [future.result() for future in pool.ask(steps)]
         (last,) = pool.ask([Step(count, first.state, LAST)])
         assert (first.messages[0]["content"], won.reward, last.result().reward) == ("3", 1.0, 0.3)

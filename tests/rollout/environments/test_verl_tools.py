@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import user_code
-from tests.rollout.kit import RECORD, multi_turn, said, take
+from tests.rollout.kit import RECORD, contents, multi_turn, take
 from verl.config.errors import ConfigError
 from verl.rollout.environments.pool import load_environment
 from verl.rollout.environments.tools import tool_schemas
@@ -85,7 +85,7 @@ def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.Monke
     info = {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "18"}}}}
     calls = [("calc_gsm8k_reward", {"answer": answer}) for answer in ("18", "17")]
     answer = take(load_environment(options), *calls, record=replace(RECORD, extra_info=info))
-    assert said(answer) == ["calc_gsm8k_reward: 1.0", "calc_gsm8k_reward: 0.0"]
+    assert contents(answer) == ["calc_gsm8k_reward: 1.0", "calc_gsm8k_reward: 0.0"]
     assert answer.reward == 0.0
     (schema,) = tool_schemas(options)
     assert schema["function"]["parameters"]["required"] == ["answer"]
@@ -165,7 +165,7 @@ def test_tool_of_verl_0_9_gets_agent_data_and_keeps_fields(tmp_path: Path):
     assert [schema["function"]["name"] for schema in tool_schemas(options)] == ["count"]
     environment = load_environment(options)
     first = take(environment, ("count", {}))
-    texts = said(first) + said(take(environment, ("count", {}), state=first.state))
+    texts = contents(first) + contents(take(environment, ("count", {}), state=first.state))
     assert texts == [
         "1 of 1: ['user', 'assistant']",
         "2 of 2: ['user', 'assistant', 'tool', 'assistant']",
@@ -179,7 +179,7 @@ def test_function_tools_of_verl_0_9(tmp_path: Path):
     assert (double["function"]["name"], half["function"]["name"]) == ("double", "half")
     assert half["function"]["parameters"]["required"] == ["number"]
     calls = [("double", {"number": 4}), ("half", {"number": 4})]
-    assert said(take(load_environment(options), *calls)) == ["8", '{"half": 2.0}']
+    assert contents(take(load_environment(options), *calls)) == ["8", '{"half": 2.0}']
     user_code(tmp_path, "def helper(): ...")
     with pytest.raises(ConfigError, match="function_tool_path='.*': no function is decorated with @function_tool"):
         load_environment(options)
@@ -222,7 +222,7 @@ def test_tool_with_a_schema_of_a_function_and_modules_of_verl(tmp_path: Path, mo
     options = multi_turn(tool_config_path=str(tmp_path / "tools.yaml"))
     (schema,) = tool_schemas(options)
     assert schema["function"]["parameters"]["required"] == ["code"]
-    assert said(take(load_environment(options), ("code_interpreter", {"code": "1 + 1"}))) == ["code_interpreter: 5"]
+    assert contents(take(load_environment(options), ("code_interpreter", {"code": "1 + 1"}))) == ["code_interpreter: 5"]
     # As veRL's search and sandbox-fusion tools, whose actors would start a Ray of their own.
     (tmp_path / "sandbox.py").write_text(f"import ray\n{SANDBOX}")
     with pytest.raises(
