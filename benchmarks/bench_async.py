@@ -2,10 +2,10 @@
 
 python benchmarks/bench_async.py --out benchmarks/async
 
-``RolloutScheduler``, ``Generation`` and ``RequestQueue`` run as in training. In place of engines stand lengths, drawn
-from lognormal distributions, and a clock: a decoding step of an engine takes BASE + PER_RESPONSE x the responses that
-it decodes, a token that it reads again READ, a token that a device learns from LEARN. The page names these figures and
-what they leave out. Every run checks that no token is older than the bound, that nothing is lost, and that it ends.
+``PartialRolloutScheduler``, ``Generation`` and ``RequestQueue`` run as in training. In place of engines stand lengths,
+drawn from lognormal distributions, and a clock: a decoding step of an engine takes BASE + PER_RESPONSE x the responses
+that it decodes, a token that it reads again READ, a token that a device learns from LEARN. The page names these figures
+and what they leave out. Every run checks that no token is older than the bound, that nothing is lost, and that it ends.
 
 Writes OUT.jsonl (how it was made, then each mode of each case) and OUT.md.
 """
@@ -29,7 +29,7 @@ from verl.rollout.requests import ResponseRequests
 from verl.single_controller.generation import Generation
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import ResponseRewards
-from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
+from verl.trainer.ppo.partial_rollouts import PartialRolloutScheduler
 from verl.verifiers.verdict import Verdict
 
 UNIT = 32
@@ -152,7 +152,7 @@ def joined(responses: Sequence[Response]) -> Batch | None:
     )
 
 
-def scheduler(overrides: Sequence[str], engines: Any, steps: int) -> RolloutScheduler:
+def scheduler(overrides: Sequence[str], engines: Any, steps: int) -> PartialRolloutScheduler:
     """Return the scheduler of a run of ``steps`` over ``engines`` instead of a worker group."""
     carried = [
         "async_training.partial_rollout=true",
@@ -165,12 +165,12 @@ def scheduler(overrides: Sequence[str], engines: Any, steps: int) -> RolloutSche
         workers=engines,
         finish_generation=lambda: None,
         conversations=None,
-        advance=lambda requests, take, enough, _: Generation(engines, 1, requests, True, take, enough).run(),
+        generation=lambda requests, take, enough, _: Generation(engines, 1, requests, True, take, enough),
     )
     verifiers: Any = Verifiers()
     method = MethodCalls(config, tokenizer)
     rewards = ResponseRewards(config, None, engines)
-    return RolloutScheduler(config, tokenizer, policy, verifiers, [], method, rewards, total_steps=steps)
+    return PartialRolloutScheduler(config, tokenizer, policy, verifiers, [], method, rewards, total_steps=steps)
 
 
 class Verifiers:

@@ -27,7 +27,7 @@ single response may exceed this limit."""
 
 
 @dataclass(frozen=True)
-class Step:
+class ForwardStep:
     """One forward pass of an engine over N tokens of R requests. The tokens of a request are adjacent."""
 
     request_ids: list[str]
@@ -104,7 +104,7 @@ class HiddenStateCapture:
             request.finished = True
             self._forget(request_id, request)
 
-    def record(self, step: Step) -> None:
+    def record(self, step: ForwardStep) -> None:
         """Store the states of a step that are needed by :meth:`take`."""
         owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
@@ -211,7 +211,7 @@ class HiddenStateCapture:
         return self._batch[1:]
 
     def _record_all(
-        self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
+        self, step: ForwardStep, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
     ) -> None:
         """Store the required states of input tokens and of sampling positions in one slice."""
         # 1. Compute owner and position of each of the N rows.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vllm_patches.capture import Step
+from vllm_patches.capture import ForwardStep
 from vllm_patches.compat import require
 
 
@@ -46,12 +46,12 @@ def check_runner(runner: Any, is_v2: bool) -> None:
         require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
 
 
-def read_step(runner: Any, layers: LayerSelection, is_v2: bool) -> Step:
+def read_step(runner: Any, layers: LayerSelection, is_v2: bool) -> ForwardStep:
     """Return the step whose results are in ``runner.execute_model_state``."""
     return (_read_v2 if is_v2 else _read_v1)(runner, layers)
 
 
-def _read_v1(runner: Any, layers: LayerSelection) -> Step:
+def _read_v1(runner: Any, layers: LayerSelection) -> ForwardStep:
     """Read the step of ``v1/worker/gpu_model_runner.py``, or of the CPU runner, which is derived from it.
 
     This assumes that ``input_batch`` and the buffers filled by ``_prepare_inputs`` do not change until the next step.
@@ -60,7 +60,7 @@ def _read_v1(runner: Any, layers: LayerSelection) -> Step:
     count = batch.num_reqs
     starts = runner.query_start_loc
     one_each = state.scheduler_output.total_num_scheduled_tokens == count
-    return Step(
+    return ForwardStep(
         request_ids=batch.req_ids,
         computed=batch.num_computed_tokens_cpu[:count],
         scheduled=np.ones(count, dtype=np.int64) if one_each else np.diff(starts.np[: count + 1]),
@@ -70,7 +70,7 @@ def _read_v1(runner: Any, layers: LayerSelection) -> Step:
     )
 
 
-def _read_v2(runner: Any, layers: LayerSelection) -> Step:
+def _read_v2(runner: Any, layers: LayerSelection) -> ForwardStep:
     """Read the step of ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
 
     A sampled token is kept only if the step completes the prefill (``prefill_len_np``). After a preemption, the prefill
@@ -80,7 +80,7 @@ def _read_v2(runner: Any, layers: LayerSelection) -> Step:
     batch = state.input_batch
     count = batch.num_reqs
     computed, scheduled = batch.num_computed_tokens_np[:count], batch.num_scheduled_tokens[:count]
-    return Step(
+    return ForwardStep(
         request_ids=batch.req_ids,
         computed=computed,
         scheduled=scheduled,

@@ -17,13 +17,12 @@ from verl.config.sft import SFTConfig
 from verl.data.conversations import conversation_batch
 from verl.models.micro_batches import scored_by_teachers
 from verl.models.offload import full_tensor
-from verl.models.policy import Policy
 from verl.models.sequence_parallel import sequence_group
 from verl.models.tokenizer import load_tokenizer, num_ids
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.sft import SFTWorker
-from verl.workers.teacher import MovingAverage, load_teachers
+from verl.workers.teacher import UpdateTeacher, load_teachers, update_average
 
 Learned = tuple[dict[str, float], dict[str, Tensor]]
 """Metrics and gradients of an update."""
@@ -126,13 +125,9 @@ def learn_from_teacher(
     correction = config.algorithm.rollout_correction
     actor = Actor(config.actor, correction, config.model, mesh, config.rollout.temperature, 10, rows.width)
     tokenizer = load_tokenizer(config.model.path, False)
-    if config.teacher.is_average:
-        teachers: list[Policy] = [MovingAverage(config, mesh, actor)]
-    elif config.teacher.is_policy:
-        teachers = [actor]
-    else:
-        teachers = load_teachers(config, mesh, tokenizer)
-    actor.learn_from_teachers(config.teacher, teachers, num_ids(tokenizer))
+    teachers = load_teachers(config, mesh, actor, tokenizer)
+    if config.teacher.loss is not None:
+        actor.teacher = UpdateTeacher(config.teacher, teachers, actor, num_ids(tokenizer))
     mine = share(rows, sequence)
     read = mine.after(mine.teacher_prompts) if "teacher_prompts" in mine else mine
     if "teacher" in mine and read is not mine:
@@ -149,12 +144,12 @@ def follow_policy(config: PPOConfig, rows: Batch, rate: float) -> list[tuple[dic
     """Return the policy and its moving average after none, one and two updates, each with its parameters by name."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     actor = Actor(config.actor, config.algorithm.rollout_correction, config.model, mesh, 1.0, 10, rows.width)
-    average = MovingAverage(config, mesh, actor)
+    (average,) = load_teachers(config, mesh, actor, load_tokenizer(config.model.path, False))
     found = []
     for step in range(3):
         if step:
             actor.update(share(rows, 1), *counts(rows))
-            average.update(rate)
+            update_average(average, actor, rate)
         models = (actor.model, average.model)
         with actor.parameters.loaded(), average.parameters.loaded():
             found.append(tuple({n: full_tensor(p).clone() for n, p in m.named_parameters()} for m in models))

@@ -43,7 +43,7 @@ from verl.workers import critic as critic_module
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic
 from vllm_patches.buffer import RowBuffer
-from vllm_patches.capture import HiddenStateCapture, Step
+from vllm_patches.capture import ForwardStep, HiddenStateCapture
 from vllm_patches.draw import draw
 from vllm_patches.options import CaptureOptions
 
@@ -266,7 +266,7 @@ def captured(device: str, layers: int = 1, steps: int = 40, reduced: bool = True
         scheduled = np.full(8, 5 if step == 0 else 1)
         if device == "cuda":
             states, last = Pretend(states), None if last is None else Pretend(last)
-        capture.record(Step(names, computed, scheduled, np.ones(8, dtype=bool), last, [states]))
+        capture.record(ForwardStep(names, computed, scheduled, np.ones(8, dtype=bool), last, [states]))
     return capture
 
 

@@ -210,7 +210,8 @@ def test_function_that_cannot_be_used_is_refused(refused, path: str, line: str):
 
 @pytest.mark.parametrize(("options", "line"), refusals("rewards/refusals.txt", "config"))
 def test_entries_and_arguments_are_checked(refused, options: str, line: str):
-    assert config("a/b=c.d:e", "*=c.d:f").paths_of_custom_functions() == {"a/b": "c.d:e", "*": "c.d:f"}
+    paths = {"a/b": "c.d:e", "a=b=": "c.d:g", "*": "c.d:f"}
+    assert config("a/b=c.d:e", "a==b===c.d:g", "*=c.d:f").paths_of_custom_functions() == paths
     for values in eval(f"[{options}]"):
         with refused(line):
             scoring(**values)

@@ -8,7 +8,7 @@ from typing import Any
 from tests.kit import ROOT, shipped_config, user_code
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
-from verl.rollout.environments.pool import Answer, Step, first_observation, take_step
+from verl.rollout.environments.pool import Answer, EnvironmentStep, first_observation, take_step
 from verl.rollout.environments.tools import Call, Turn
 
 RECORD = PromptRecord(3, [5], "environment", None, {"target": 4}, [{"role": "user", "content": "Play."}], False)
@@ -25,9 +25,9 @@ def turn(*calls: tuple[str, Any], text: str = "", **fields: Any) -> Turn:
     return Turn(**{"text": text, "tokens": [1], "calls": [Call(*call) for call in calls], "malformed": False} | fields)
 
 
-def step_of(*calls: tuple[str, Any], state: str = "", record: PromptRecord = RECORD, **fields: Any) -> Step:
+def step_of(*calls: tuple[str, Any], state: str = "", record: PromptRecord = RECORD, **fields: Any) -> EnvironmentStep:
     """Return the step of an environment after such a turn."""
-    return Step(record, state, turn(*calls, **fields))
+    return EnvironmentStep(record, state, turn(*calls, **fields))
 
 
 def take(environment: Any, *calls: tuple[str, Any], **fields: Any) -> Answer:

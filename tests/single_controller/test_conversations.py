@@ -16,7 +16,7 @@ from tests.single_controller.rounds import in_rounds
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import ConversationSetup, policy_turns
-from verl.rollout.environments.pool import Answer, Step
+from verl.rollout.environments.pool import Answer, EnvironmentStep
 from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller import generation
@@ -122,10 +122,10 @@ class Environment:
         self.seconds, self.turns = seconds, turns
         self.threads = ThreadPoolExecutor(4)
 
-    def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
+    def ask(self, steps: Sequence[EnvironmentStep]) -> list[Future[Answer]]:
         return [self.threads.submit(self.answer, step) for step in steps]
 
-    def answer(self, step: Step) -> Answer:
+    def answer(self, step: EnvironmentStep) -> Answer:
         time.sleep(random.uniform(0, self.seconds))
         turn = int(step.state or 0) + 1
         done = turn == self.turns
@@ -187,7 +187,7 @@ class Settling(Environment):
 
     settles = staticmethod(lambda record: True)
 
-    def answer(self, step: Step) -> Answer:
+    def answer(self, step: EnvironmentStep) -> Answer:
         if step.turn.ends:
             return Answer(step.state, [], True, 10.0, (0, 0, 0, 0, 0, 0))
         answer = super().answer(step)
@@ -232,7 +232,7 @@ class Patient(Environment):
         super().__init__()
         self.engines = engines
 
-    def answer(self, step: Step) -> Answer:
+    def answer(self, step: EnvironmentStep) -> Answer:
         before, started = self.engines.messages, time.monotonic()
         while self.engines.messages == before and any(self.engines.running):
             assert time.monotonic() < started + 60, "the engine waits for an environment while it has work"

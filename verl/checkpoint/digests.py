@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.config.checks import split_source
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import summands
@@ -95,7 +96,7 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
             yield from code_files(value, f"{name}[{i}]")
     elif isinstance(options, str) and not name.startswith(("data.train_files", "data.val_files")):
         # An entry of reward_score.custom_functions names its data source first, and may be a sum of functions.
-        function = options.partition("=")[2] if name.startswith("reward_score.custom_functions") else options
+        function = split_source(options)[1] if name.startswith("reward_score.custom_functions") else options
         paths = [path for _, path in summands(function)]
         if name.endswith("agent.command"):
             paths = [part for part in shlex.split(options) if part.endswith(".py")]

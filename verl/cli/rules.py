@@ -7,9 +7,9 @@ from pathlib import Path, PurePath
 from verl.cli.tables import CommandLine, Option, load_table
 from verl.cli.values import FlagError, elements, is_null, literal, note, path, quoted, same, unquoted
 from verl.config.actor import LOSS_OPTIONS, SEQUENCE_LOSSES
+from verl.config.checks import join_source
 from verl.config.load import compose_config
 from verl.config.ppo import PPOConfig
-from verl.config.teacher import by_source_entry
 
 ACTOR, ROLLOUT = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout"))
 CORRECTION = "algorithm.rollout_correction"
@@ -123,7 +123,7 @@ def teacher_models(option: Option, value: str, line: CommandLine) -> list[str]:
     by_source, model, loss = option.to
     if len(places) == 1:  # of all data, whatever its key
         return [f"{loss}=k3", f"{model}={quoted(places[0][1])}"]
-    return [f"{loss}=k3", f"{by_source}={literal([by_source_entry(key, place) for key, place in places])}"]
+    return [f"{loss}=k3", f"{by_source}={literal([join_source(key, place) for key, place in places])}"]
 
 
 def gdpo_weights(option: Option, value: str, line: CommandLine) -> list[str]:

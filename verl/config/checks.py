@@ -97,7 +97,7 @@ NotNegativeFloat = Annotated[float, NOT_NEGATIVE]
 Share = Annotated[float, within("(0, 1]")]
 Probability = Annotated[float, within("[0, 1]")]
 CountOrAll = Annotated[int, rule(lambda value: value == -1 or value > 0, "must be -1 or at least 1")]
-Step = Annotated[int, rule(lambda value: value > 0, "steps are counted from 1")]
+StepNumber = Annotated[int, rule(lambda value: value > 0, "steps are counted from 1")]
 # System timers overflow at about 300 years.
 Seconds = Annotated[float, rule(lambda value: 0 < value <= _YEAR_S, f"must be greater than 0, {_TIME}")]
 SecondsOrZero = Annotated[float, rule(lambda value: 0 <= value <= _YEAR_S, f"must be at least 0, {_TIME}")]
@@ -152,3 +152,14 @@ def _check_value(hint: Any, value: Any, field: str) -> None:
     elif kind is list:
         for i, entry in enumerate(value):
             _check_value(parts[0], entry, f"{field}[{i}]")
+
+
+def join_source(source: str, value: str) -> str:
+    """Return an entry of a list option that has a value for each data source, such as ``teacher.by_source``."""
+    return f"{source.replace('=', '==')}={value}"
+
+
+def split_source(entry: str) -> tuple[str, str]:
+    """Split an entry of such a list at its first single ``=`` into data source and value, "" if there is no ``=``."""
+    parts = re.fullmatch(r"((?:[^=]|==)*)=(?!=)(.*)", entry, re.DOTALL)
+    return (entry, "") if parts is None else (parts[1].replace("==", "="), parts[2])

@@ -16,7 +16,7 @@ from verl.config.checks import (
     Seconds,
     SecondsOrZero,
     Share,
-    Step,
+    StepNumber,
     require,
     require_choice,
     rule,
@@ -278,7 +278,7 @@ class RunConfig(MachineOptions):
     preemption_grace_s: SecondsOrZero
     """Time limit in seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with
     code 75. A step that takes longer is discarded, and the latest checkpoint is kept. 0 means no limit."""
-    profile_steps: list[Step]
+    profile_steps: list[StepNumber]
     """Training steps to profile; each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
     """Peak throughput of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks

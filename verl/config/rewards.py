@@ -14,6 +14,7 @@ from verl.config.checks import (
     Share,
     require,
     rule,
+    split_source,
     within,
 )
 from verl.config.common import ModelConfig
@@ -94,13 +95,14 @@ class RewardScoreConfig(Group):
     """Memory limit of one verifier process in MiB."""
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
-    """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; on
-    the command line, quote each entry: ``["my_set=my_rewards:score"]``. Custom functions take precedence over the
-    verifiers; ``*`` matches all data sources without a custom function. Functions can be summed with optional weights,
-    as in ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None contributes nothing. A function receives
-    ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
-    ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``) is above 0.
-    Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
+    """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; an
+    ``=`` in the name of a data source is written ``==``. On the command line, quote each entry:
+    ``["my_set=my_rewards:score"]``. Custom functions take precedence over the verifiers; ``*`` matches all data
+    sources without a custom function. Functions can be summed with optional weights, as in
+    ``["*=a.py:accuracy+0.2*b.py:short"]``; a function that returns None contributes nothing. A function receives
+    ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict
+    with ``score`` and optionally ``acc``. A response is correct if ``acc`` (or the score if there is no ``acc``) is
+    above 0. Other numbers in the dict are logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
     """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
@@ -133,7 +135,7 @@ class RewardScoreConfig(Group):
         """Return a mapping from data source to path in ``custom_functions``."""
         field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
-            source, _, path = entry.partition("=")
+            source, path = split_source(entry)
             well_formed = bool(source.strip()) and all(_is_function(part) for _, part in summands(path))
             require(well_formed, field, entry, "must have the form data_source=module:function, or file.py:function")
             fix = f"{source} already has {paths.get(source)}; add them in one entry, {source}=FUNCTION+0.5*FUNCTION"

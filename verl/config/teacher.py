@@ -1,6 +1,5 @@
 """Config group ``teacher``: on-policy distillation from a frozen model or from the policy itself."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +13,7 @@ from verl.config.checks import (
     Share,
     require,
     require_import_path,
+    split_source,
 )
 from verl.config.common import ModelConfig
 
@@ -71,17 +71,6 @@ def path_option(prefix: str) -> str:
 def options_of(prefix: str) -> str:
     """Return the group with the model's other options, which all teachers share."""
     return "teacher.model" if prefix.startswith(_BY_SOURCE) else prefix
-
-
-def by_source_entry(source: str, place: str) -> str:
-    """Return the entry of ``by_source`` for a data source and the path or address of its teacher."""
-    return f"{source.replace('=', '==')}={place}"
-
-
-def _source_and_place(entry: str) -> tuple[str, str]:
-    """Split an entry at its first single ``=``. Without one, the place is empty."""
-    parts = re.fullmatch(r"((?:[^=]|==)*)=(?!=)(.*)", entry, re.DOTALL)
-    return (entry, "") if parts is None else (parts[1].replace("==", "="), parts[2])
 
 
 @dataclass(frozen=True)
@@ -158,7 +147,7 @@ class TeacherConfig(Group):
     @property
     def sources(self) -> dict[str, str]:
         """Data source -> path or address of its teacher, from ``by_source``."""
-        return dict(map(_source_and_place, self.by_source))
+        return dict(map(split_source, self.by_source))
 
     def index_of(self, source: str) -> int | None:
         """Return the index of a data source's teacher in ``models`` or ``servers``, or None if it has no teacher."""
@@ -243,7 +232,7 @@ class TeacherConfig(Group):
     def _check_sources(self) -> None:
         seen = set[str]()
         for entry in self.by_source:
-            source, place = _source_and_place(entry)
+            source, place = split_source(entry)
             # A data source's name may contain the marks, unless the entry was split within an address.
             _require_no_secret("by_source", "".join(part for part in (source, place) if "://" in part))
             form = "must have the form data_source=path or data_source=http://..."

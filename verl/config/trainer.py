@@ -8,7 +8,7 @@ from verl.config.checks import (
     NotNegativeInt,
     PositiveFloat,
     Share,
-    Step,
+    StepNumber,
     require_custom_kwargs,
     require_import_path,
 )
@@ -47,7 +47,7 @@ class TrainerConfig(RunConfig):
     """Validate the initial policy before training (step 0)."""
     val_only: bool
     """Validate the initial or the resumed policy, then end the run without training."""
-    except_save: list[Step]
+    except_save: list[StepNumber]
     """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
     """Number of initial steps that train only the critic, with ``gae``. For the same value, veRL runs one fewer warm-up

@@ -1,6 +1,7 @@
 """A sharded causal language model that scores responses."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
+from verl.config.ppo import PPOConfig
 from verl.models.forward import LogprobForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.loading import load_sharded_model
@@ -87,3 +89,17 @@ def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
     """Return the micro-batch limits for computing log-probabilities with the policy and the reference model."""
     rows, max_tokens = config.log_prob_micro_batch_size_per_gpu, config.log_prob_max_token_len_per_gpu
     return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)
+
+
+def copy_policy(policy: Policy, config: PPOConfig, mesh: DeviceMesh, param_offload: bool, trainable: bool) -> Policy:
+    """Return a copy of the policy with its current weights and the same sharding.
+
+    Args:
+        config: config of the run, whose policy this is.
+        param_offload: whether the copy's parameters stay in host memory while not in use.
+        trainable: whether to keep the weights in float32; frozen weights have the precision of the forward pass.
+    """
+    model = replace(config.model, fsdp=replace(config.model.fsdp, param_offload=param_offload))
+    scoring, temperature = scoring_batches(config.actor, model), config.rollout.temperature
+    with policy.parameters.loaded():
+        return Policy(model, mesh, scoring, temperature, trainable, source=policy.model)

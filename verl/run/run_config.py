@@ -11,12 +11,13 @@ from omegaconf import DictConfig
 from verl.checkpoint.attempts import ATTEMPT, LOCK
 from verl.checkpoint.folders import refuse_verl_shards
 from verl.checkpoint.requeue import is_requeued
+from verl.config.checks import join_source
 from verl.config.common import RunConfig
 from verl.config.data import GENERATOR, DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
 from verl.config.paths import find_model, find_path, places
-from verl.config.teacher import NO_MODEL, POLICY, TeacherConfig, by_source_entry
+from verl.config.teacher import NO_MODEL, POLICY, TeacherConfig
 from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
@@ -75,7 +76,7 @@ def _with_found_sources(teacher: TeacherConfig) -> TeacherConfig:
     for source, path in teacher.sources.items():
         model = _resolve_model(replace(teacher.model, path=path))
         require_model(f"teacher.by_source[{source}]", model.path)
-        entries.append(by_source_entry(source, _absolute(model).path))
+        entries.append(join_source(source, _absolute(model).path))
     return replace(teacher, by_source=entries)
 
 

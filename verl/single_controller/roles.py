@@ -20,9 +20,8 @@ from verl.models.packing import prompt_index
 from verl.rollout.agents.sessions import Sessions
 from verl.rollout.environments.conversations import Conversations, ConversationSetup
 from verl.rollout.requests import ResponseRequests
-from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.generation import Generation, generate_responses
-from verl.single_controller.worker_group import Stored, WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 
 
 def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
@@ -187,38 +186,29 @@ def _unlearned(batch: Batch, copied: Tensor) -> Batch:
 
 
 class PolicyWorkers(ModelWorkers):
-    """Policy workers and rollout engines. The engines run either in the same workers or in a separate pool."""
+    """Policy workers, which also contain the rollout engines.
+
+    Args:
+        whole_groups: Whether the policy loss needs all responses to a prompt in one micro-batch.
+        conversations: Setup of multi-turn conversations, or None if each response has a single turn.
+    """
 
     def __init__(
         self,
         workers: WorkerGroup,
         config: PPOConfig,
         whole_groups: bool = False,
-        pool: EnginePool | None = None,
         conversations: ConversationSetup | None = None,
     ) -> None:
-        """Store the policy's workers and the rollout engines.
-
-        Args:
-            whole_groups: Whether the policy loss needs all responses to a prompt in one micro-batch.
-            pool: Pool of :class:`verl.workers.rollout.RolloutWorker` engines, or None if they are in ``workers``.
-            conversations: Setup of multi-turn conversations, or None if each response has a single turn.
-        """
         ranks_per_share, balance = config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz
         super().__init__(workers, ranks_per_share, balance, config.model.shares_prompts)
         self.config = config
         self.whole_groups = whole_groups
-        self.pool = pool
         self.conversations = conversations
-        self.engines: WorkerGroup = workers if pool is None else pool
-        self._engine_size = config.rollout.tensor_parallel_size
-        self._dtype = None if pool is None else pool.run("weight_dtype")[0]
-        self._newest: Stored | None = None
-        """Latest weights of the policy, used only with a pool."""
-        self._weights: Stored | None = None
-        """Weights with which the pool samples. ``_pulled`` is True if its engines have loaded them."""
-        self._pulled = self._held = False
-        self._newest_version = self._held_version = 0
+        self.engines: WorkerGroup = workers
+        """Workers of the rollout engines."""
+        self.newest_version = 0
+        """Version of the policy's weights."""
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
         """Like the base method, but keep groups together if the loss requires it, and set ``group`` to -1 in copies."""
@@ -248,10 +238,10 @@ class PolicyWorkers(ModelWorkers):
         """
         if max_response_length is not None:
             settings = {**(settings or {}), "max_response_length": max_response_length}
-        self._pull_weights()
+        self._load_engines()
         return generate_responses(
             self.engines,
-            self._engine_size,
+            self.config.rollout.tensor_parallel_size,
             records,
             sampling,
             seed,
@@ -271,14 +261,17 @@ class PolicyWorkers(ModelWorkers):
         conversations: Conversations | Sessions | None = None,
     ) -> Generation:
         """Prepare to sample ``requests`` with the current weights. Call ``run`` on the result to start sampling."""
-        self._pull_weights()
-        engines = (self.engines, self._engine_size, requests, self._deterministic)
+        self._load_engines()
+        engines = (self.engines, self.config.rollout.tensor_parallel_size, requests, self._deterministic)
         return Generation(*engines, on_finished, enough, conversations, version=self._version)
 
     @property
     def _version(self) -> int:
         """Version of the weights with which to sample."""
-        return self._held_version if self._held else self._newest_version
+        return self.newest_version
+
+    def _load_engines(self) -> None:
+        """Load the weights with which to sample. Engines in the policy's workers have them since ``sync_weights``."""
 
     @property
     def _deterministic(self) -> bool:
@@ -286,8 +279,7 @@ class PolicyWorkers(ModelWorkers):
 
     def finish_generation(self) -> None:
         """Free the memory of engines that share workers with the models, until they generate or receive weights."""
-        if self.pool is None:
-            self.workers.run("finish_generation")
+        self.workers.run("finish_generation")
 
     def compute_logprobs(self, batch: Batch) -> Batch:
         """Return the episodes with ``logprobs``, ``entropy`` and the statistics needed by the estimator and the loss.
@@ -297,41 +289,6 @@ class PolicyWorkers(ModelWorkers):
         return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
 
     def sync_weights(self, version: int) -> None:
-        """Send the policy's weights to the engines, which report ``version`` when they start to generate.
-
-        Engines in a pool pull the weights when they next generate.
-        """
-        self._newest_version = version
-        if self.pool is None:
-            self.workers.run("sync_weights", version)
-            return
-        # Avoid holding two versions in memory when nothing samples with the older one.
-        self._newest = None
-        if not self._held:
-            self._weights = None
-        self._newest = self.workers.run("publish_weights", self._dtype, version)[0]
-
-    def hold_weights(self) -> None:
-        """Keep sampling with the current weights in a pool, and ignore newer weights until :meth:`release_weights`."""
-        self._take_newest()
-        self._held, self._held_version = True, self._newest_version
-
-    def release_weights(self) -> None:
-        """Let the pool sample with the latest weights again."""
-        self._held = False
-
-    def _take_newest(self) -> None:
-        if self._newest is None:
-            self.sync_weights(self._newest_version)
-        if self._weights is not self._newest:
-            self._weights, self._pulled = self._newest, False
-
-    def _pull_weights(self) -> None:
-        """Load the current weights into the engines of a pool, unless they have already been loaded."""
-        if self.pool is None:
-            return
-        if not self._held:
-            self._take_newest()
-        if self.pool.replace_lost() or not self._pulled:
-            self.pool.run_living("load_weights", self._weights)
-            self._pulled = True
+        """Send the policy's weights to the engines, which report ``version`` when they start to generate."""
+        self.newest_version = version
+        self.workers.run("sync_weights", version)

@@ -1,13 +1,10 @@
 """Trains the policy with per-token losses."""
 
-import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from verl.algorithms.kl import kl_loss
 from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, BatchSize, response_mean
@@ -17,15 +14,13 @@ from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.signal import RolloutCorrectionConfig
-from verl.config.teacher import TeacherConfig
-from verl.models.forward import Teacher, TopKTeacher
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, join_parts, rows_by_teacher
-from verl.models.offload import reshard
-from verl.models.output_head import Scoring, TeacherLoss
+from verl.models.output_head import Scoring
 from verl.models.policy import Policy, scoring_batches
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import CustomLoss
+from verl.workers.teacher import UpdateTeacher
 
 
 class Actor(Policy):
@@ -48,11 +43,8 @@ class Actor(Policy):
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
         self.loss = CustomLoss(config)
-        self.teachers: Sequence[Policy] = ()
-        self._reading, self._loaded = ExitStack(), -1
-        """Context in which a teacher is on the device during an update, and the teacher's index or -1."""
-        self.teacher_options: TeacherConfig | None = None
-        self._num_ids = 0
+        self.teacher: UpdateTeacher | None = None
+        """Teacher loss to add to the policy loss, or None."""
         vocabulary = self.model.config.get_text_config().vocab_size
         if self.loss.needs.top_k > vocabulary:
             raise ConfigError(
@@ -61,22 +53,6 @@ class Actor(Policy):
         self.learner = Learner(
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
-
-    def learn_from_teachers(self, options: TeacherConfig, teachers: Sequence[Policy], num_ids: int) -> None:
-        """Add the teacher loss set in ``options``, if any.
-
-        Losses over whole distributions read the ``teachers`` in this worker: frozen models, a moving average, or this
-        policy. Other losses need none. The column ``teacher`` of a batch contains indices into ``teachers``. The most
-        likely tokens of a server are compared on the first ``num_ids`` ids, those of the tokenizer.
-        """
-        self.teacher_options, self._num_ids = options, num_ids
-        if not options.runs_in_update:
-            return
-        self.teachers = teachers
-        for teacher in teachers:
-            if isinstance(teacher.model, FSDPModule) and teacher is not self:
-                # Each chunk of the output head needs the teacher's head, so gather it only once per update.
-                teacher.model.set_reshard_after_forward(False, recurse=False)
 
     def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a mini-batch.
@@ -125,7 +101,8 @@ class Actor(Policy):
         size = BatchSize(num_tokens, num_sequences, self.max_response_length)
         with ExitStack() as stack:
             stack.enter_context(self.parameters.loaded())
-            stack.callback(self._load_teacher, -1)
+            if self.teacher is not None:
+                stack.callback(self.teacher.unload)
             sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
         means = {name: total / num_tokens for name, total in sums.items()}
         means["pg_loss"] = sums["pg_loss"] / size.divisor(self.config.loss_aggregation)
@@ -147,10 +124,8 @@ class Actor(Policy):
         micro = micro.trimmed()
         with_gradient = config.entropy_coeff > 0 or "entropy" in needs.statistics
         scoring = Scoring(self.temperature, with_gradient, self.loss.statistics, needs.top_k)
-        options, teacher = self.teacher_options, None
-        if options is not None and options.is_exact:
-            loss, teacher = self._teacher(options, micro)
-            scoring = scoring._replace(teacher_loss=loss)
+        teacher_loss, teacher = (None, None) if self.teacher is None else self.teacher.inputs(micro)
+        scoring = scoring._replace(teacher_loss=teacher_loss)
         scored = self.forward.logprobs(micro, scoring, None if whole else micro.learn_mask, teacher=teacher)
         micro = micro.to(self.device)
         logprobs, entropy, mask = scored.padded("logprobs"), scored.padded("entropy"), micro.padded("learn_mask")
@@ -184,7 +159,7 @@ class Actor(Policy):
             per_token = torch.zeros_like(logprobs)
         else:
             metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
-        if options is not None and options.loss is not None and not options.use_task_rewards:
+        if self.teacher is not None and not self.teacher.options.use_task_rewards:
             per_token, per_response = torch.zeros_like(logprobs), 0.0
         # 5. Add entropy and KL divergence.
         if config.entropy_coeff:
@@ -195,43 +170,8 @@ class Actor(Policy):
             metrics["kl_loss"] = torch.where(mask, kl, 0.0).sum()
             per_token = per_token + config.kl_loss_coef * kl
         # 6. Add the divergence from the teacher.
-        if options is not None and options.loss is not None:
-            of_teacher = self._teacher_loss(options, micro, scored, logprobs)
+        if self.teacher is not None:
+            of_teacher = self.teacher.losses(micro, scored, logprobs)
             metrics["teacher_loss"] = torch.where(mask, of_teacher.detach(), 0.0).sum()
-            per_token = per_token + options.coef * of_teacher
+            per_token = per_token + self.teacher.options.coef * of_teacher
         return aggregate(per_token, mask, size) + per_response, metrics
-
-    def _teacher(self, options: TeacherConfig, micro: Batch) -> tuple[TeacherLoss, Teacher | TopKTeacher]:
-        """Return the loss and the teacher of the responses in ``micro``, with ``tokens`` on the CPU."""
-        loss = TeacherLoss(str(options.loss), options.temperature, options.beta, options.top_k)
-        if options.is_server:
-            entries = torch.cat([micro.teacher_top_k_logprobs, micro.teacher_top_k_ids.float()], dim=1)
-            return loss._replace(is_top_k=True, vocabulary=self._num_ids), TopKTeacher(entries)
-        index = int(micro.teacher[0]) if "teacher" in micro else 0
-        self._load_teacher(index)
-        teacher = self.teachers[index]
-        rows = micro.after(micro.teacher_prompts) if "teacher_prompts" in micro else micro.columns("tokens")
-        if teacher.vocabulary is not None:
-            rows.fill(tokens=rows.tokens.clamp(max=teacher.vocabulary - 1))
-        return loss._replace(vocabulary=teacher.vocabulary), Teacher(teacher.forward, rows)
-
-    def _load_teacher(self, index: int) -> None:
-        """Load a teacher other than this policy onto the device, after unloading the previous one; -1 loads none."""
-        if index == self._loaded:
-            return
-        self._reading.close()
-        self._loaded = index
-        if index >= 0 and (teacher := self.teachers[index]) is not self:
-            self._reading.enter_context(teacher.parameters.loaded())
-            self._reading.callback(reshard, teacher.model)
-
-    def _teacher_loss(self, options: TeacherConfig, micro: Batch, scored: Batch, logprobs: Tensor) -> Tensor:
-        """Return the teacher loss of each token in nats, [B, R]."""
-        if options.is_exact:
-            loss = scored.padded("teacher_loss")
-        else:
-            assert options.loss is not None, "only a loss is added"
-            loss = kl_loss(options.loss, logprobs, micro.padded("teacher_logprobs"))
-        limit = options.loss_max_clamp or math.inf
-        loss = loss.clamp(-limit, limit)
-        return torch.where(micro.taught[:, None], loss, 0.0) if "taught" in micro else loss

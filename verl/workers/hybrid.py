@@ -1,7 +1,6 @@
 """Hybrid worker, one per device, which contains all models of a run and the rollout engine."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from verl.models.lora import adapters_disabled
 from verl.models.micro_batches import scored_by_teachers
 from verl.models.noise import add_noise, restore_parameters
 from verl.models.offload import reshard
-from verl.models.policy import Policy, scoring_batches
+from verl.models.policy import Policy, copy_policy
 from verl.models.tokenizer import load_tokenizer, num_ids
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_responses
@@ -25,7 +24,7 @@ from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import EngineWorker
-from verl.workers.teacher import MovingAverage, load_teachers
+from verl.workers.teacher import UpdateTeacher, load_teachers, update_average
 
 
 class HybridWorker(CheckpointWorker, EngineWorker):
@@ -52,21 +51,11 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         self.reference: Policy | None = None
         self.lora = config.model.trains_adapters
         if config.uses_reference and not self.lora:
-            fsdp = replace(config.model.fsdp, param_offload=config.ref.param_offload)
-            model = replace(config.model, fsdp=fsdp)
-            scoring = scoring_batches(config.actor, model)
-            with self.actor.parameters.loaded():
-                self.reference = Policy(model, mesh, scoring, temperature, False, source=self.actor.model)
-        self.average: MovingAverage | None = None
-        self.teachers: list[Policy] = []
-        if config.uses_teacher:
-            if config.teacher.is_average:
-                self.average = MovingAverage(config, mesh, self.actor)
-                self.teachers = [self.average]
-            else:
-                is_policy = config.teacher.is_policy
-                self.teachers = [self.actor] if is_policy else load_teachers(config, mesh, self.tokenizer)
-            self.actor.learn_from_teachers(config.teacher, self.teachers, num_ids(self.tokenizer))
+            self.reference = copy_policy(self.actor, config, mesh, config.ref.param_offload, trainable=False)
+        self.teachers = load_teachers(config, mesh, self.actor, self.tokenizer)
+        if config.uses_teacher and config.teacher.loss is not None:
+            teachers = (self.teachers, self.actor, num_ids(self.tokenizer))
+            self.actor.teacher = UpdateTeacher(config.teacher, *teachers)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
@@ -89,7 +78,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
         for part in parts:
             part.learner.deterministic = config.trainer.deterministic is True
-        averages = {} if self.average is None else {"teacher": self.average}
+        averages = {"teacher": self.teachers[0]} if config.teacher.is_average else {}
         super().__init__(parts, config.seed, averages)
 
     def not_deterministic(self) -> list[str]:
@@ -152,8 +141,8 @@ class HybridWorker(CheckpointWorker, EngineWorker):
 
     def update_teacher(self, rate: float) -> None:
         """Update the teacher, a moving average of the policy, with the policy's weights."""
-        assert self.average is not None, "TeacherConfig.is_average"
-        self.average.update(rate)
+        (average,) = self.teachers
+        update_average(average, self.actor, rate)
 
     def perturb_weights(self) -> None:
         """Add noise to all parameters of the policy until :meth:`restore_weights` is called."""

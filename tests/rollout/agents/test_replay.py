@@ -13,7 +13,7 @@ from verl.batch.state import batch_from_state, batch_state
 from verl.rollout.agents.sessions import Sessions
 from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.trainer.ppo.open_groups import OpenGroups
-from verl.trainer.ppo.rollout_scheduler import restore_columns
+from verl.trainer.ppo.partial_rollouts import restore_columns
 from verl.utils.json_state import from_json, to_json
 
 MORE = {"role": "user", "content": "1+1="}

@@ -17,7 +17,7 @@ from verl.rollout.environments.conversations import (
     ConversationSetup,
     policy_turns,
 )
-from verl.rollout.environments.pool import Answer, Step
+from verl.rollout.environments.pool import Answer, EnvironmentStep
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup
 
@@ -34,13 +34,13 @@ class Environment:
     def __init__(self, answers: Callable[[int], str | None], late: bool = False) -> None:
         self.answers, self.late = answers, late
 
-    def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
+    def ask(self, steps: Sequence[EnvironmentStep]) -> list[Future[Answer]]:
         futures = [Future[Answer]() for _ in steps]
         for future, step in zip(futures, steps, strict=True):
             future.set_result(self.answer(step))
         return futures
 
-    def answer(self, step: Step) -> Answer:
+    def answer(self, step: EnvironmentStep) -> Answer:
         turn = int(step.state or 0)
         text = self.answers(turn)
         messages = [] if text is None else [{"role": "user", "content": text}]

@@ -29,7 +29,7 @@ from verl.rollout.environments.conversations import (
     new_conversations,
     with_tools,
 )
-from verl.rollout.environments.pool import EnvironmentPool, Step, beginning, load_environment
+from verl.rollout.environments.pool import EnvironmentPool, EnvironmentStep, beginning, load_environment
 from verl.rollout.environments.tools import Turn
 from verl.rollout.partial import PartialResponse, to_batch
 
@@ -154,9 +154,9 @@ def test_each_record_chooses_its_environment(options, tmp_path: Path):
     assert [text.startswith("add<|user|>") for text in texts] == [True, False]
     with EnvironmentPool(chosen) as pool:
         assert (pool.settles(count), pool.settles(guess)) == (True, False)
-        steps = [Step(count, count.state, adds(3)), step_of(record=guess, state=guess.state, text="7")]
+        steps = [EnvironmentStep(count, count.state, adds(3)), step_of(record=guess, state=guess.state, text="7")]
         first, won = [future.result() for future in pool.ask(steps)]
-        (last,) = pool.ask([Step(count, first.state, LAST)])
+        (last,) = pool.ask([EnvironmentStep(count, first.state, LAST)])
         assert (first.messages[0]["content"], won.reward, last.result().reward) == ("3", 1.0, 0.3)
         setup = ConversationSetup(chosen, 9, 9, tokenizer, {}, [], pool)
         assert ([*setup.tools_of(count)], [*setup.tools_of(guess)]) == (["add"], [])
@@ -192,9 +192,9 @@ def test_each_environment_has_its_tools(options, refused):
 
 
 def test_environments_without_tools_get_no_calls(options):
-    steps = list[Step]()
+    steps = list[EnvironmentStep]()
 
-    def ask(new: list[Step]) -> list[Future]:
+    def ask(new: list[EnvironmentStep]) -> list[Future]:
         steps.extend(new)
         return [Future() for _ in new]
 

@@ -34,7 +34,7 @@ from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.requests import response_stream
 from verl.single_controller import roles
-from verl.single_controller.roles import PolicyWorkers
+from verl.single_controller.pooled_policy import PooledPolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.ahead import StepAhead
@@ -103,12 +103,12 @@ def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> StepAhead:
         algorithm={"rollout_correction": {"rollout_is": "token"}},
         async_training={"max_staleness": 1},
     )
-    policy = PolicyWorkers(Trainer(), config, pool=pool)
+    policy = PooledPolicyWorkers(Trainer(), config, pool)
     policy.generate = pool.generate
     method = MethodCalls(config, tokenizer)
     rewards = ResponseRewards(config, None, None)
     return StepAhead(
-        RolloutScheduler(config, tokenizer, policy, Verifiers(), [], method, rewards, (), PROMPTS, STEPS), pool
+        RolloutScheduler(config, tokenizer, policy, Verifiers(), [], method, rewards, (), PROMPTS, STEPS), policy
     )
 
 
@@ -182,9 +182,9 @@ def test_weights_stay_fixed_while_a_step_is_sampled(small_config, tiny_tokenizer
             return SimpleNamespace(run=lambda: cut)
 
         monkeypatch.setattr(roles, "Generation", generation)
-        policy = scheduler.policy = PolicyWorkers(Trainer(), scheduler.config, pool=pool)
+        policy = scheduler.policy = PooledPolicyWorkers(Trainer(), scheduler.config, pool)
         scheduler.verifiers = Verifiers(range(0, len(PROMPTS), 2))
-        ahead = StepAhead(scheduler, pool)
+        ahead = StepAhead(scheduler, policy)
         for step in range(1, STEPS + 1):
             published.clear()
             ahead.take(prompts, step, timer)
@@ -201,9 +201,9 @@ def test_carry_over_continues_in_the_background(small_config, tiny_tokenizer, le
     timer, runs = PhaseTimer(lambda name: None), []
     for in_background in (False, True):
         scheduler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, 6), 3, pool=True)
-        scheduler.policy.hold_weights = scheduler.policy.release_weights = lambda: None
         with ThreadPoolExecutor(1) as background:
-            ahead = StepAhead(scheduler, Pool(background))
+            pooled = SimpleNamespace(pool=Pool(background), hold_weights=lambda: None, release_weights=lambda: None)
+            ahead = StepAhead(scheduler, pooled)
             prompts, steps = prompts_from(1), list[Any]()
             for step in range(1, STEPS + 1):
                 if in_background:

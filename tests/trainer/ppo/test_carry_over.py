@@ -22,8 +22,8 @@ from verl.rollout.requests import ResponseRequests
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import ResponseRewards
+from verl.trainer.ppo.partial_rollouts import PartialRolloutScheduler
 from verl.trainer.ppo.ray_trainer import prompt_order
-from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.verifiers.verdict import Verdict
 
 N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
@@ -118,7 +118,7 @@ def sampler_of(
     read_at_once: int = 0,
     limit: int = 0,
     pool: bool = False,
-) -> RolloutScheduler:
+) -> PartialRolloutScheduler:
     """With dynamic sampling where ``read_at_once``. ``pool``: engines of their own, which sample a step ahead."""
     filtering = {"enable": True, "metric": "acc", "max_num_gen_batches": limit}
     dynamic = {"filter_groups": filtering} if read_at_once else {}
@@ -134,7 +134,7 @@ def sampler_of(
     policy.generation = lambda *arguments: SimpleNamespace(run=lambda: engines(*arguments))
     policy.finish_generation = engines.finish_generation
     rewards = ResponseRewards(config, None, None)
-    return RolloutScheduler(config, tokenizer, policy, Verifiers(), [], method, rewards, (), PROMPTS, STEPS)
+    return PartialRolloutScheduler(config, tokenizer, policy, Verifiers(), [], method, rewards, (), PROMPTS, STEPS)
 
 
 def version_of(step: int, pool: bool) -> int:

@@ -4,33 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import changed
 
-from tests.kit import ppo_config, rank_columns
+from tests.kit import rank_columns
+from tests.trainer.ppo.trainers import batch_of, estimation, flat, three, trainer_of, weighted
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.checkpoint.resume import Resumption
-from verl.rank.reward_manager import RewardManager
 from verl.rank.shuffling import shuffle_within_groups
-from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo import ray_trainer
-from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, prefix_note, step_note
 from verl.trainer.ppo.rollout_scheduler import SampledStep
-from verl.trainer.ppo.updates import Updates, mini_batches
-from verl.workers.policy_loss import CustomLoss
-
-
-def batch_of(learned: list[list[int]], **columns) -> Batch:
-    """Responses of as many tokens as each row of ``learned`` has; the tokens of row i are i."""
-    lengths = torch.tensor([len(row) for row in learned])
-    tokens = torch.arange(len(learned)).repeat_interleave(lengths)
-    mask = torch.tensor([entry for row in learned for entry in row]).bool()
-    batch = Batch(torch.zeros_like(lengths), lengths, tokens=tokens, learn_mask=mask)
-    return batch.fill(truncated=torch.zeros(len(learned), dtype=torch.bool)).fill(**columns)
-
-
-def flat(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values)
+from verl.trainer.ppo.updates import mini_batches
 
 
 def test_mini_batches_of_filler_are_skipped():
@@ -54,15 +37,6 @@ def test_mini_batches_of_filler_are_skipped():
     optimizer.step()
     assert abs(weight.item() - reached) > 0.1
     assert list(mini_batches(batch_of([[0, 0], [0, 0]]), 1)) == []
-
-
-def weighted(**options) -> list[str]:
-    return [f"algorithm.rollout_correction.{name}={value}" for name, value in options.items()]
-
-
-def estimation(*options: str, **algorithm) -> AdvantageEstimation:
-    config = changed(ppo_config(*options), algorithm=algorithm)
-    return AdvantageEstimation(config, RewardManager(config.reward_manager))
 
 
 def test_rejected_tokens_and_responses_enter_no_loss():
@@ -101,34 +75,6 @@ def test_gae_skips_tokens_of_the_environment():
     assert talked.advantages[talked.by_policy].tolist() == spoken.advantages.tolist()
     assert talked.advantages[1:3].tolist() == talked.returns[1:3].tolist() == [0.0, 0.0]
     assert talked.returns[talked.by_policy].tolist() == spoken.returns.tolist()
-
-
-TAUGHT = ["teacher.model.path=data/tiny_model", "teacher.coef=0.5", "reward_manager=unshaped"]
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        # log q - log p is 2, -4 and 6; the token between is the environment's.
-        (["teacher.use_task_rewards=false"], [1.0, 0.0, -2.0, 3.0]),
-        (["teacher.loss_max_clamp=3"], [1 + 0.5, 0.0, -1.5 + 0.5, 1.5 - 0.5]),
-        (["teacher.loss=k3"], [0.5, 0.0, 0.5, -0.5]),
-    ],
-)
-def test_teacher_is_added_to_the_advantages(options, expected):
-    written = torch.tensor([POLICY, ENVIRONMENT, POLICY, POLICY], dtype=torch.uint8)
-    batch = batch_of([[1] * 3, [1]], source=written, group=torch.tensor([0, 0]), scores=flat([1.0, 0.0]))
-    batch.fill(learned=torch.tensor([True, True]))
-    batch.fill(old_logprobs=flat([-3.0, -9.0, -1.0, -8.0]), teacher_logprobs=flat([-1.0, -1.0, -5.0, -2.0]))
-    found = estimation(*TAUGHT, *options, norm_adv_by_std_in_grpo=False)
-    found.fill_learn_mask(batch)
-    found.estimate(batch, torch.tensor([1.0, 0.0], dtype=torch.float64), None)
-    assert batch.advantages.tolist() == expected
-
-
-@pytest.mark.parametrize(("loss", "in_update"), [("null", False), ("k3", True), ("reverse_kl", True)])
-def test_teacher_in_the_advantage_needs_old_logprobs(loss: str, in_update: bool):
-    assert ppo_config(*TAUGHT, f"teacher.loss={loss}").first_update_scores is in_update
 
 
 SOURCE = """
@@ -206,54 +152,6 @@ def test_pf_ppo_draws_by_the_rewards_the_seed_and_the_step():
     assert drawn(5, 2).tolist() == list(range(200))
 
 
-class RecordedPolicy:
-    """Says -i of the tokens of row i, and notes what it is given."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, list[float]]] = []
-        self.advantages: list[list[float]] = []
-
-    def _scores(self, batch: Batch) -> Batch:
-        values = -batch.tokens.float()
-        return batch.columns().fill(logprobs=values, entropy=-values)
-
-    def compute_logprobs(self, batch: Batch) -> Batch:
-        self.calls.append(("score", batch.tokens[::2].tolist()))
-        return self._scores(batch)
-
-    def run_update(self, method: str, batch: Batch, *_: int) -> dict[str, float]:
-        assert method == "actor.update"
-        self.calls.append(("update", batch.old_logprobs[::2].tolist()))
-        self.advantages.append(batch.advantages.tolist())
-        return {"a": float(len(self.advantages)), "actor/skipped_updates": 0.0}
-
-    def run_scoring_update(self, method: str, batch: Batch, *_: int) -> tuple[dict[str, float], Batch]:
-        assert method == "actor.update_on_policy" and batch.old_logprobs.isnan().all()
-        self.calls.append(("update on policy", batch.tokens[::2].tolist()))
-        return {"actor/skipped_updates": 0.0}, self._scores(batch)
-
-
-def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
-    """A trainer at step 1 whose policy is recorded; ``replays``: its method chooses what to learn from."""
-    trainer = object.__new__(RayPPOTrainer)
-    config = trainer.config = ppo_config("rollout.n=1", "actor.use_kl_loss=false", *options)
-    trainer.loss, trainer.policy = CustomLoss(config.actor), RecordedPolicy()
-    trainer.teacher_prompts = trainer.critic = None
-    trainer.teacher_servers = []
-    trainer.method = SimpleNamespace(overrides=lambda name: replays and name == "learn_from")
-    trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
-    trainer.updates = Updates(config, trainer.policy, None, trainer.loss, trainer.timer)
-    trainer.workers, trainer.listed_operations = SimpleNamespace(run=lambda *_: None), True
-    return trainer
-
-
-def three(replayed: bool = False) -> Batch:
-    """Three responses of two tokens, sampled at -1; the last one in an earlier step where ``replayed``."""
-    return batch_of([[1, 1]] * 3).fill(
-        rollout_logprobs=-torch.ones(6), step=torch.tensor([1, 1, 0 if replayed else 1]), advantages=torch.ones(6)
-    )
-
-
 SCORE, ON_POLICY, UPDATE = "score", "update on policy", "update"
 MEASURED = "calculator.metric_indices_add=[avg_logits_entropy]"
 BY_TWO = "actor.ppo_mini_batch_size=2"
@@ -322,68 +220,6 @@ def test_bypass_mode_takes_ratios_to_the_engine():
     assert "logprobs" not in batch and batch.old_logprobs is batch.rollout_logprobs and "ref_logprobs" not in batch
     # The tokens of the batch are counted although no model reads them.
     assert {name: work.tokens for name, work in trainer.timer.take_step().work.items()} == {"batch": 6.0}
-
-
-@pytest.mark.parametrize("reads_verdicts", [True, False])
-def test_teachers_prompts_reach_the_update(reads_verdicts: bool):
-    trainer = trainer_of(["experiment=sdpo", "actor.ppo_mini_batch_size=3"])
-    prompts, batch = [[5, 6], [7], None], three().fill(records=[SimpleNamespace(input_ids=[4])] * 3)
-    order = []
-    trainer.teacher_prompts = SimpleNamespace(read_verdicts=reads_verdicts, of_batch=lambda rows: prompts)
-    trainer._compute_outputs(batch)
-    assert ("teacher_prompts" in batch) != reads_verdicts
-    trainer._ask_teacher(batch)
-    update = trainer.policy.run_scoring_update
-    trainer.policy.run_scoring_update = lambda name, mini, *sizes: (
-        order.append(mini.teacher_prompts) or update(name, mini, *sizes)
-    )
-    trainer._update_actor(batch.fill(learn_mask=torch.ones(6, dtype=torch.bool)), None)
-    # Without a prompt of its own the policy's is read, for nothing.
-    assert order.pop() == [[5, 6], [7], [4]]
-    assert not reads_verdicts or batch.taught.tolist() == [True, True, False]
-    sampled = SimpleNamespace(collect_verdicts=lambda: order.append("verdicts"))
-    trainer._ask_teacher = lambda rows: order.append("teacher")
-    with pytest.raises(AttributeError, match="scheduler"):  # there is none to log for
-        trainer._collect_verdicts(sampled, batch)
-    assert order == ["verdicts", "teacher"][: 1 + reads_verdicts]
-
-
-@pytest.mark.parametrize("loss", ["reverse_kl", "null"])
-def test_response_has_the_teacher_of_its_source(loss: str):
-    options = ['teacher.by_source=["a=/m","b=/n"]', "reward_manager=unshaped", f"teacher.loss={loss}"]
-    trainer, asked = trainer_of(options), []
-    records = [SimpleNamespace(input_ids=[4], data_source=source) for source in "bab"]
-    batch = three().fill(records=records)
-    trainer.policy = SimpleNamespace(
-        map_rows=lambda _, rows: asked.append(rows.teacher.tolist()) or rows.columns().fill(logprobs=torch.zeros(6))
-    )
-    trainer._ask_teacher(batch)
-    in_update = loss == "reverse_kl"
-    assert asked == [[1, 0, 1]] * (not in_update) and ("teacher_logprobs" in batch) != in_update
-    assert not in_update or batch.teacher.tolist() == [1, 0, 1]
-
-
-def test_moving_average_follows_learned_steps():
-    trainer = trainer_of(["experiment=sdpo", "teacher.update_freq=2", "actor.bypass_mode=true"])
-    called = []
-    trainer.workers.run = lambda *call: called.append((trainer.step, *call))
-    for trainer.step in (1, 2, 3, 4):
-        batch = three().fill(learn_mask=torch.ones(6, dtype=torch.bool))
-        trainer._compute_outputs(batch)
-        trainer._update_actor(batch, None)
-    assert called == [(2, "update_teacher", 0.05), (4, "update_teacher", 0.05)]
-
-
-def test_nothing_is_learned_without_the_teachers_word():
-    batch = three().fill(learned=torch.ones(3, dtype=torch.bool), taught=torch.tensor([True, False, True]))
-    for rewards, expected in ((False, [1, 1, 0, 0, 1, 1]), (True, [1] * 6)):
-        options = ["experiment=sdpo", f"teacher.use_task_rewards={rewards}".lower()]
-        config = ppo_config("rollout.n=1", *options)
-        AdvantageEstimation(config, RewardManager(config.reward_manager)).fill_learn_mask(batch)
-        assert batch.learn_mask.int().tolist() == expected
-    batch.fill(old_logprobs=torch.zeros(6), teacher_logprobs=torch.ones(6))
-    advantages = AdvantageEstimation(config, RewardManager(config.reward_manager))._teacher_advantages(batch)
-    assert advantages.flatten().tolist() == [1, 1, 0, 0, 1, 1]
 
 
 def test_updates_take_the_rows_that_were_drawn():

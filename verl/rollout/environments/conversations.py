@@ -27,7 +27,7 @@ from verl.data.templates import find_template
 from verl.rank.turns import expand_to_response
 from verl.rollout.agents.pool import load_agent
 from verl.rollout.environments.bridges import Bridges, ProgramBridges
-from verl.rollout.environments.pool import COUNTS, Answer, Step, load_environments, role_of
+from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentStep, load_environments, role_of
 from verl.rollout.environments.tools import Call, Turn, environment_name, tool_schemas, with_types
 from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
@@ -303,7 +303,9 @@ class Conversations:
 
     def _ask(self, turns: Mapping[int, Turn]) -> None:
         """Submit an environment step for each conversation index and turn in ``turns``."""
-        steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
+        steps = [
+            EnvironmentStep(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()
+        ]
         self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
 
     def _continues(self, conversation: Conversation, turn: Turn, answer: Answer) -> bool:

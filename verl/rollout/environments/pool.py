@@ -61,7 +61,7 @@ EXCHANGE_S = 0.05
 """Maximum seconds to wait for replies to ``async`` steps before checking for new steps."""
 
 
-class Step(NamedTuple):
+class EnvironmentStep(NamedTuple):
     """Request for one step of an environment."""
 
     record: PromptRecord
@@ -148,7 +148,7 @@ class EnvironmentPool(KillablePool):
         self.observing = {n for n, made in self.environments.items() if callable(getattr(made, "observe", None))}
         """Names of the environments that have a first observation."""
         self.is_async = any(is_async(environment) for environment in self.environments.values())
-        self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
+        self._new = SimpleQueue[tuple[EnvironmentStep, Future[Answer]]]()
         """Steps that have not been sent to a process yet."""
         super().__init__(
             "environment process",
@@ -170,7 +170,7 @@ class EnvironmentPool(KillablePool):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
+    def ask(self, steps: Sequence[EnvironmentStep]) -> list[Future[Answer]]:
         """Start these steps concurrently. Steps that are ``async`` can also overlap with earlier steps.
 
         Calling ``result`` on a future raises ``ConfigError`` if the environment raised an exception.
@@ -238,7 +238,7 @@ class EnvironmentPool(KillablePool):
         """Run all steps in the queue and store the replies in their futures."""
         self._answer(drain(self._new))
 
-    def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:
+    def _answer(self, pairs: Sequence[tuple[EnvironmentStep, Future[Answer]]]) -> None:
         try:
             answers = self._answers([step for step, _ in pairs])
         except Exception as error:  # raised by the futures
@@ -250,10 +250,10 @@ class EnvironmentPool(KillablePool):
 
     def _converse(self) -> None:
         """Send ``async`` steps to the process as they arrive, and collect replies until no steps are pending."""
-        waiting: dict[int, tuple[float, Step, Future[Answer]]] = {}
+        waiting: dict[int, tuple[float, EnvironmentStep, Future[Answer]]] = {}
         numbers = count()
         while waiting or not self._new.empty():
-            new: dict[int, Step] = {}
+            new: dict[int, EnvironmentStep] = {}
             for number, (step, future) in zip(numbers, drain(self._new), strict=False):
                 waiting[number], new[number] = (time.monotonic(), step, future), step
             try:
@@ -275,7 +275,7 @@ class EnvironmentPool(KillablePool):
                 self._answer([(step, future) for _, step, future in waiting.values()])
                 waiting.clear()
 
-    def _answers(self, steps: list[Step]) -> list[Answer]:
+    def _answers(self, steps: list[EnvironmentStep]) -> list[Answer]:
         together = TOGETHER if self.is_async else 1
         chunks = [steps[i : i + together] for i in range(0, len(steps), together)]
         answers: list[Answer | None] = []
@@ -293,7 +293,7 @@ class EnvironmentPool(KillablePool):
             answers[i] = self._failure(outcome, steps[i]) if failed else outcome[0]
         return [answer for answer in answers if answer is not None]
 
-    def _failure(self, error: BaseException, step: Step) -> Answer:
+    def _failure(self, error: BaseException, step: EnvironmentStep) -> Answer:
         """Return the reply to a step that ``error`` aborted, or raise ``error`` if it has another cause."""
         reason = failure_reason(error)
         if reason is None:
@@ -310,7 +310,7 @@ def is_async(environment: Any) -> bool:
     return bool(getattr(environment, "is_async", inspect.iscoroutinefunction(environment.step)))
 
 
-def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
+def ended(step: EnvironmentStep, reason: str, options: MultiTurnConfig) -> Answer:
     """Return the reply to an aborted step: an error message for each call, and the unchanged state.
 
     If a custom environment fails before it has a state, the conversation ends, because a retry would start over.
@@ -343,7 +343,7 @@ def _of(record: PromptRecord) -> Any:
     return environments[environment_name(record.extra_info, options)]
 
 
-def _take_steps(steps: list[Step]) -> list[Answer]:
+def _take_steps(steps: list[EnvironmentStep]) -> list[Answer]:
     async def answers() -> list[Answer]:
         return list(await asyncio.gather(*map(_guarded, steps)))
 
@@ -357,7 +357,7 @@ def _begin(record: PromptRecord, begin: Callable[[Any, PromptRecord], Any]) -> A
 _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
 
 
-def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
+def _exchange(new: dict[int, EnvironmentStep]) -> list[tuple[int, Answer | BaseException]]:
     """Start steps in the event loop thread of this process, and return available replies with their step numbers."""
     if not _LOOP:
         _LOOP[:] = [(start_loop(), SimpleQueue())]
@@ -368,7 +368,7 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
     return [(number, future.exception() or future.result()) for number, future in drain(done, EXCHANGE_S)]
 
 
-async def _guarded(step: Step) -> Answer:
+async def _guarded(step: EnvironmentStep) -> Answer:
     environment, ((_, options),) = _of(step.record), _ENVIRONMENTS
     # Tool calls have separate time limits. Synchronous steps that take too long are killed with their process.
     limited = is_async(environment) and not isinstance(environment, ToolEnvironment)
@@ -418,7 +418,7 @@ def _saved(state: Any, where: str) -> str:
         raise ConfigError(f"{where}: its state: {error}; keep JSON values and tensors") from error
 
 
-async def take_step(environment: Any, step: Step) -> Answer:
+async def take_step(environment: Any, step: EnvironmentStep) -> Answer:
     """Run one step, calling ``start`` before the first step. Raise ``ConfigError`` for exceptions in user code."""
     where = name_of(environment)
     state = from_json(json.loads(step.state or await start_state(environment, step.record)))

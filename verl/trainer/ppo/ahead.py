@@ -11,17 +11,17 @@ from typing import Any
 
 from verl.batch.state import batch_from_state, batch_state
 from verl.data.prompt_record import PromptRecord
-from verl.single_controller.engine_pool import EnginePool
+from verl.single_controller.pooled_policy import PooledPolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer, StepRecord
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 
 
 @dataclass(eq=False)
 class StepAhead:
-    """Sampler that generates the next step's responses on ``pool`` during the current step."""
+    """Sampler that generates the next step's responses in the policy's pool during the current step."""
 
     scheduler: RolloutScheduler
-    pool: EnginePool
+    policy: PooledPolicyWorkers
     running: Future[tuple[SampledStep, StepRecord]] | None = None
     _next: SampledStep | None = None
     _step: int = 0
@@ -30,12 +30,12 @@ class StepAhead:
         """Return the responses that were sampled ahead for ``step``, and start sampling for the next step."""
         scheduler = self.scheduler
         # Nothing was sampled ahead for the first step, so sample it now with the newest weights.
-        sampled = self._next or self._collect_verdicts(self._sample(prompts, step, step - 1, timer), timer)
+        sampled = self._next or self._sample(prompts, step, step - 1, timer).collect_verdicts(timer)
         self._next, self._step = None, step
         if step < scheduler.total_steps:
             timer.add_background(StepRecord({"engine_wait": scheduler.take_idle_s()}, {}, {}, {}))
-            scheduler.policy.hold_weights()
-            self.running = self.pool.background.submit(self._sample_in_background, prompts, step + 1)
+            self.policy.hold_weights()
+            self.running = self.policy.pool.background.submit(self._sample_in_background, prompts, step + 1)
         return sampled
 
     def finish(self, timer: PhaseTimer) -> None:
@@ -45,20 +45,20 @@ class StepAhead:
         with timer.phase("trainer_wait"):
             sampled, record = self.running.result()
         self.running = None
-        self.scheduler.policy.release_weights()
+        self.policy.release_weights()
         timer.add_background(record)
-        self._next = self._collect_verdicts(sampled, timer)
+        self._next = sampled.collect_verdicts(timer)
         self.scheduler.method.begin_step(self._step)
 
     def _sample_in_background(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
-        timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
+        timer = PhaseTimer(lambda name: None, self.policy.pool.take_peak_memory)
         if self.scheduler.method.overrides("choose_prompts"):
             self.scheduler.method.begin_step(step)
         # The update in progress produces version step - 1.
         sampled = self._sample(prompts, step, step - 2, timer)
         # A frozen judge needs the trainer's devices, which are updating the models.
         if not self.scheduler.config.reward_score.judge.is_frozen:
-            sampled = self._collect_verdicts(sampled, timer)
+            sampled = sampled.collect_verdicts(timer)
         return sampled, timer.take_step()
 
     def _sample(self, prompts: Iterator[list[PromptRecord]], step: int, version: int, timer: PhaseTimer) -> SampledStep:
@@ -68,12 +68,6 @@ class StepAhead:
         more = step < scheduler.total_steps
         outstanding = {"async/outstanding": float(scheduler.config.data.train_batch_size if more else 0)}
         return sampled._replace(metrics=outstanding | sampled.metrics)
-
-    def _collect_verdicts(self, sampled: SampledStep, timer: PhaseTimer) -> SampledStep:
-        """Wait for the verdicts, and return ``sampled`` with them."""
-        with timer.phase("reward"):
-            sampled.collect_verdicts()
-        return sampled._replace(verifications=())
 
     def state(self) -> dict[str, Any]:
         """Return the next step's responses as JSON values and tensors."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.batch import EPISODE, TEACHER_RANK, Batch
+from verl.batch import Batch
 from verl.checkpoint.resume import Resumption
 from verl.config.ppo import PPOConfig
 from verl.data.samplers import CustomSampler
@@ -21,8 +21,8 @@ from verl.rank.token_metrics import fill_token_metrics
 from verl.rewards.custom import partial_scores_note
 from verl.run.session import TrainingRun
 from verl.run.setup import TrainingSetup
-from verl.run.teacher_server import ask_servers
 from verl.run.tracking import Tracker
+from verl.single_controller.pooled_policy import PooledPolicyWorkers
 from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.roles import ModelWorkers
 from verl.single_controller.worker_group import WorkerGroup
@@ -34,7 +34,6 @@ from verl.trainer.logging.rollout_metrics import (
     policy_metrics,
     response_metrics,
     score_tensors,
-    teacher_metrics,
     verdict_metrics,
     with_prefix,
 )
@@ -45,6 +44,7 @@ from verl.trainer.ppo.batch_check import FREQUENCY, check_batch, check_carried_o
 from verl.trainer.ppo.resampled import FIRST, original
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 from verl.trainer.ppo.samples import SampleLogger
+from verl.trainer.ppo.teaching import Teaching
 from verl.trainer.ppo.updates import Updates, fill_first
 from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
@@ -82,16 +82,21 @@ class RayPPOTrainer(Trainer):
         self.loss = setup.loss
         self.policy = scheduler.policy
         critic = config.critic
-        self.teacher_prompts, self.teacher_servers = setup.teacher_prompts, setup.teacher_servers
+        self.teaching: Teaching | None = None
+        if config.uses_teacher:
+            teachers = (setup.teacher_prompts, setup.teacher_servers)
+            self.teaching = Teaching(config.teacher, *teachers, self.policy, self.timer)
         ranks_per_share = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, ranks_per_share, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
         self.validator = Validator(setup.held_out, scheduler, self.policy, setup.calculator, self.reward_manager)
-        pool = self.policy.pool
-        pool_size = 0 if pool is None else pool.world_size
-        self.ahead = StepAhead(scheduler, pool) if pool is not None and config.samples_ahead else None
+        pooled = self.policy if isinstance(self.policy, PooledPolicyWorkers) else None
+        self.pool = None if pooled is None else pooled.pool
+        """Engines on separate devices, or None if they share the policy's workers."""
+        pool_size = 0 if self.pool is None else self.pool.world_size
+        self.ahead = StepAhead(scheduler, pooled) if pooled is not None and config.samples_ahead else None
         self.step_metrics = step_metrics(config, workers.world_size, workers.device_name, pool_size)
 
     def fit(self) -> None:
@@ -166,8 +171,7 @@ class RayPPOTrainer(Trainer):
         """Return the batch to train on: the sampled responses, or the batch that the method selects."""
         if not self.method.overrides("learn_from"):
             return sampled.batch
-        with self.timer.phase("reward"):
-            sampled.collect_verdicts()
+        sampled.collect_verdicts(self.timer)
         with self.timer.phase("learn_from"):
             batch, metrics = self.method.learn_from(sampled.batch.without(*FIRST))
         self.metrics |= metrics
@@ -186,8 +190,8 @@ class RayPPOTrainer(Trainer):
                 scored = self.policy.map_rows("compute_ref_logprobs", batch.columns("tokens"))
                 batch.fill(ref_logprobs=scored.logprobs)
             self.timer.count("ref", work)
-        if self.teacher_prompts is None or not self.teacher_prompts.read_verdicts:
-            self._ask_teacher(batch)
+        if self.teaching is not None and not self.teaching.reads_verdicts:
+            self.teaching.score(batch)
         if self.critic is not None:
             with self.timer.phase("values"):
                 scored = self.critic.map_rows("critic.compute_values", batch.columns("tokens"))
@@ -195,34 +199,6 @@ class RayPPOTrainer(Trainer):
             self.timer.count("values", work)
         fill_token_metrics(batch, config.calculator.token_metrics)
         self._shuffle(batch, except_for=measured)
-
-    def _ask_teacher(self, batch: Batch) -> None:
-        """Fill the teacher columns that the config requires: prompts, log-probabilities and rank metrics."""
-        if not self.config.uses_teacher:
-            return
-        options, rows = self.config.teacher, batch.columns("tokens", "source")
-        with self.timer.phase("teacher"):
-            if self.teacher_prompts is not None:
-                found = self.teacher_prompts.of_batch(batch)
-                prompts = [r.input_ids if p is None else p for p, r in zip(found, batch.records, strict=True)]
-                rows = batch.after(prompts)
-                if options.runs_in_update:
-                    batch.fill(teacher_prompts=prompts)
-                if self.teacher_prompts.read_verdicts:
-                    batch.fill(taught=torch.tensor([prompt is not None for prompt in found]))
-            if options.by_source:
-                rows.fill(teacher=torch.tensor(options.indices_of(data_sources(batch))))
-            if self.teacher_servers:
-                batch.merge(ask_servers(self.teacher_servers, rows))
-                return
-            if options.runs_in_update and options.by_source:
-                batch.fill(teacher=rows.teacher)
-            if not options.scores_samples:
-                return
-            scored = self.policy.map_rows("compute_teacher_logprobs", rows)
-            batch.fill(teacher_logprobs=scored.logprobs)
-            batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
-        self.timer.count("teacher", Work.of(rows.lengths))
 
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities in the denominator of the policy ratio, [M].
@@ -261,10 +237,9 @@ class RayPPOTrainer(Trainer):
 
         This fills the verdicts' columns of ``sampled.batch``, which is usually ``batch`` itself.
         """
-        with self.timer.phase("reward"):
-            sampled.collect_verdicts()
-        if self.teacher_prompts is not None and self.teacher_prompts.read_verdicts:
-            self._ask_teacher(batch)
+        sampled.collect_verdicts(self.timer)
+        if self.teaching is not None and self.teaching.reads_verdicts:
+            self.teaching.score(batch)
         config, logged = self.config, self.scheduler.sources
         stride = config.calculator.global_diff_stride_train
 
@@ -335,9 +310,8 @@ class RayPPOTrainer(Trainer):
             self.timer.count("old_log_prob", Work.of(batch.lengths[:num_in_update]))
             num_in_update = 0
         self.metrics |= self.updates.update_actor(batch, rows, self.step, num_in_update)
-        teacher = self.config.teacher
-        if teacher.is_average and self.step % teacher.update_freq == 0:
-            self.workers.run("update_teacher", teacher.update_rate)
+        if self.teaching is not None:
+            self.teaching.after_update(self.step)
         if self.config.trainer.deterministic and not self.listed_operations:
             self.listed_operations = True
             if names := ", ".join(self.workers.run("not_deterministic")[0]):
@@ -345,12 +319,8 @@ class RayPPOTrainer(Trainer):
 
     def _compare_policies(self, batch: Batch) -> None:
         """Log the mismatch between engine and policy on newly sampled responses, and between policy and teacher."""
-        if self.config.uses_teacher:
-            self.metrics |= teacher_metrics(batch)
-            of_rows = metrics_by_source(
-                data_sources(batch), self.scheduler.sources, lambda rows: teacher_metrics(batch[rows])
-            )
-            self.metrics |= with_prefix("train", of_rows)
+        if self.teaching is not None:
+            self.metrics |= self.teaching.metrics(batch, self.scheduler.sources)
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             current = batch if fresh.all() else batch[fresh]
@@ -380,10 +350,10 @@ class RayPPOTrainer(Trainer):
 
     def _take_peak(self) -> MemoryPeak | None:
         """Return the workers' peak memory, including the engines' peak unless they sample in another thread."""
-        peak, pool = super()._take_peak(), self.policy.pool
-        if pool is None or self.config.samples_ahead:
+        peak = super()._take_peak()
+        if self.pool is None or self.config.samples_ahead:
             return peak
-        engines = pool.take_peak_memory()
+        engines = self.pool.take_peak_memory()
         return peak if engines is None else engines.joined(peak)
 
     def _sync_weights(self) -> None:

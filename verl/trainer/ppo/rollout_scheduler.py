@@ -1,20 +1,16 @@
 """Rollout scheduler, which samples and verifies responses for training steps and validation.
 
-It decides which prompts to sample in a step:
-
-- by default, the next batch;
-- with ``algorithm.filter_groups``, further batches until there are enough informative groups (dynamic sampling);
-- with ``async_training.partial_rollout``, all open groups, so that engines never wait for the longest responses in a
-  batch. A step trains on the oldest complete groups, and partial responses are resumed after the update.
+It decides which prompts to sample in a step: the next batch, or with ``algorithm.filter_groups``, further batches until
+there are enough informative groups (dynamic sampling). ``partial_rollouts.py`` has the scheduler of partial rollouts.
 
 Legend: G prompts, n consecutive responses per prompt, B = G n responses.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -27,17 +23,14 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.rewards.pool import VerifierPool
-from verl.rollout.environments.conversations import add_rank_metrics
-from verl.rollout.multi_turn import begin_conversations
-from verl.rollout.requests import ResponseRequests, occurrences
+from verl.rollout.requests import occurrences
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.judging import Judging
-from verl.trainer.ppo.open_groups import OpenGroups, append
 from verl.trainer.ppo.resampled import FIRST, edited_metrics, original, replace_groups
-from verl.trainer.ppo.verification import Verification, fill_verdicts
+from verl.trainer.ppo.verification import Verification
 from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
@@ -54,10 +47,6 @@ REPEATED = 1 << 40
 REFILL_STEP = 1 << 21
 """Offset added to the step in the seed for each additional batch, so that repeated prompts yield new responses."""
 
-KEPT = ("records", "group", "step", "stream")
-"""Columns that are restored for carried-over responses, because the engines do not return them. ``step`` is the step of
-admission, and ``stream`` [B] int64 is the random stream (:func:`verl.rollout.requests.response_stream`)."""
-
 
 class SampledStep(NamedTuple):
     """Responses sampled in one training step."""
@@ -71,10 +60,13 @@ class SampledStep(NamedTuple):
     verifications: Sequence[Verification] = ()
     """Verifications that may still be running."""
 
-    def collect_verdicts(self) -> None:
-        """Wait for the verifiers and fill their columns in ``batch`` and ``greedy``."""
-        for verification in self.verifications:
-            verification.finish()
+    def collect_verdicts(self, timer: PhaseTimer) -> Self:
+        """Wait for the verifiers in the phase ``reward``, and fill their columns in ``batch`` and ``greedy``.
+
+        Returns this step without pending verifications.
+        """
+        finish(self.verifications, timer)
+        return self._replace(verifications=())
 
 
 @dataclass(eq=False)
@@ -99,21 +91,15 @@ class RolloutScheduler:
     """Judge that scores responses after sampling, or None if there is no such judge."""
 
     def __post_init__(self) -> None:
-        self.groups: OpenGroups | None = None
-        """Groups carried over from step to step, or None without ``async_training.partial_rollout``."""
-        config = self.config
-        if config.async_training.partial_rollout:
-            self.groups = OpenGroups(config.rollout.n, config.data.train_batch_size, config.carried_steps)
         self._idle_since: float | None = None
         self._idle_s = 0.0
 
     def state(self) -> dict[str, Any]:
         """Return the state that is carried over between steps, as JSON values and tensors."""
-        return {} if self.groups is None else self.groups.state(self.prompts)
+        return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if self.groups is not None:
-            self.groups.load_state(state, self.prompts)
+        """Restore :meth:`state`."""
 
     # --- Generation ---
 
@@ -186,8 +172,6 @@ class RolloutScheduler:
         Args:
             version: Version of the engines' weights, or None for the newest weights before ``step``.
         """
-        if self.groups is not None:
-            return self._sample_open(self.groups, prompts, step, timer, step - 1 if version is None else version)
         sampled = self._sample_whole(prompts, step, timer)
         batch = sampled.batch.fill(step=torch.full((len(sampled.batch),), step))
         if version is not None:
@@ -227,7 +211,7 @@ class RolloutScheduler:
         batch, verification = self.generate(records, sampling, draws, method.settings(records), timer)
         if not method.overrides("resample"):
             return batch, [verification]
-        finish(verification, timer)
+        finish([verification], timer)
         first_round = {"first_records": batch.records, "first_verdicts": batch.verdicts}
         for round in range(1, MAX_ROUNDS + 1):
             edited = method.resample(batch, round)
@@ -236,7 +220,7 @@ class RolloutScheduler:
             records = list(edited.values())
             settings = method.settings(records)
             resampled, verification = self.generate(records, sampling, draws + round * ROUND_STEP, settings, timer)
-            finish(verification, timer)
+            finish([verification], timer)
             batch = replace_groups(batch, list(edited), resampled, sampling.n)
         return batch.fill(**first_round), []
 
@@ -258,9 +242,8 @@ class RolloutScheduler:
         while missing > 0 and (limit <= 0 or num_batches < limit):
             # 1. Sample and verify a batch.
             batch, verifications = self._sample_batch(prompts, step, num_batches, timer)
+            finish(verifications, timer)
             with timer.phase("reward"):
-                for verification in verifications:
-                    verification.finish()
                 values = self._filter_values(batch)
             num_batches += 1
             verdicts += original(batch, "verdicts")
@@ -298,155 +281,17 @@ class RolloutScheduler:
             self.policy.finish_generation()
         return self.rewards.compute(batch)[0]
 
-    # --- A training step with partial rollouts ---
 
-    def _sample_open(
-        self, groups: OpenGroups, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer, version: int
-    ) -> SampledStep:
-        """Return the oldest complete groups after replacing groups that ``algorithm.filter_groups`` removes."""
-        filtering, known, admitted = self.config.algorithm.filter_groups, set(groups.complete()), groups.num_admitted
-        filtered, reread, num_compared = list[Batch](), 0.0, 0
-        while True:
-            # 1. Admit groups and run the engines until enough groups are complete.
-            self._admit(groups, prompts, step)
-            reread += self._advance(groups, step, version, timer) if groups.open is not None else 0.0
-            if not filtering.enable:
-                break
-            # 2. Filter the groups that were completed in this step.
-            new = [group for group in groups.complete() if group not in known]
-            known |= set(new)
-            num_compared += len(new)
-            with timer.phase("reward"):
-                filtered += self._filter(groups, new)
-            if self._must_end(groups, num_compared):
-                break
-        with timer.phase("gen"):
-            self.policy.finish_generation()
-        sampled = self._filled(groups.take(groups.complete()[: groups.batch_size]), filtered)
-        metrics = sampled.metrics | {
-            "async/admitted": float(groups.num_admitted - admitted),
-            "async/outstanding": float(len(groups.outstanding())),
-            "async/carried_over_tokens": 0.0 if groups.open is None else float(groups.open.response_lengths.sum()),
-            "async/reread_tokens": reread,
-        }
-        batch = sampled.batch.fill(step=torch.full((len(sampled.batch),), step))
-        return sampled._replace(batch=batch.widened(self.config.data.max_response_length), metrics=metrics)
-
-    def _admit(self, groups: OpenGroups, prompts: Iterator[list[PromptRecord]], step: int) -> None:
-        """Admit groups up to the limit of outstanding groups, but no more than the remaining steps can use."""
-        num_batches = min(self.config.carried_steps + 1, self.total_steps + 1 - step)
-        while (missing := num_batches * groups.batch_size - len(groups.outstanding())) > 0:
-            records = groups.waiting or self.method.choose_prompts(next(prompts))
-            groups.admit(records[:missing], step, self.config.seed, self.policy.conversations is not None)
-            groups.waiting = records[missing:]
-
-    def _advance(self, groups: OpenGroups, step: int, version: int, timer: PhaseTimer) -> float:
-        """Generate until enough groups are complete, and return the number of tokens that were prefilled again."""
-        assert groups.open is not None
-        before, parts = groups.open, list[Batch]()
-        verification = self._verification(before.records)
-        admitted, needed = groups.outstanding(), groups.needed()
-
-        def enough(ended: Sequence[int]) -> bool:
-            return groups.suffice(step, admitted, needed, before.group, ended)
-
-        def take(part: Batch) -> None:
-            parts.append(part)
-            verification.add(part)
-
-        # 1. Resume the open responses.
-        requests = ResponseRequests(
-            rows=range(len(before)),
-            prompt_ids=[record.input_ids for record in before.records],
-            streams=before.stream.tolist(),
-            sampling=self.config.rollout.train_kwargs,
-            partial=before.columns("tokens", "rollout_logprobs", "version"),
-            version=version,
-        )
-        setup = self.policy.conversations
-        conversations = None if setup is None else begin_conversations(setup, before.records, before)
-        with timer.phase("gen"), self._busy():
-            cut, measured = self.policy.generation(requests, take, enough, conversations).run()
-            verification.submit()
-            verification.judge()
-        # 2. Keep the interrupted responses open and mark the others as ready.
-        still_open, ended = restore_columns(cut, before), restore_columns(parts, before)
-        ended = None if ended is None else add_rank_metrics(ended, measured)
-        if ended is not None:
-            with timer.phase("reward"):
-                verdicts = verification.verdicts()
-            fill_verdicts(ended, verdicts, [verification.texts[row] for row in ended.request.tolist()])
-            groups.ready = append(groups.ready, ended.without("request"))
-        groups.open = None if still_open is None else still_open.without("request")
-        # 3. Count the work, except for rereading prompts and partial responses.
-        after = before.lengths.clone()
-        for part in (still_open, ended):
-            if part is not None:
-                # An agent's session ends with one of its histories, which may be shorter than all of them.
-                after[part.request] = torch.maximum(part.lengths, before.lengths[part.request])
-        timer.count("gen", Work.of(after, before.lengths))
-        # Responses that no engine resumed were not reread.
-        resumed = (before.response_lengths > 0) & (after > before.lengths)
-        return float(before.lengths[resumed].sum())
-
-    def _filter(self, groups: OpenGroups, numbers: Sequence[int]) -> list[Batch]:
-        """Remove and return the groups among ``numbers`` whose responses all have the same metric value."""
-        complete = groups.take(numbers)
-        if complete is None:
-            return []
-        differ = groups_that_differ(self._filter_values(complete), self.config.rollout.n)
-        rows = differ.repeat_interleave(self.config.rollout.n)
-        if rows.any():
-            groups.ready = append(groups.ready, complete[rows])
-        return [] if rows.all() else [complete[~rows]]
-
-    def _must_end(self, groups: OpenGroups, num_compared: int) -> bool:
-        """Return whether there are enough groups to train on or the limit on generation batches is reached.
-
-        Raises ``ConfigError`` if ``MAX_FRUITLESS_BATCHES`` batches contained no informative group.
-        """
-        filtering, num_batches = self.config.algorithm.filter_groups, num_compared // self.config.data.prompts_per_batch
-        num_ready = len(groups.complete())
-        if filtering.max_num_gen_batches > 0:
-            return num_ready >= groups.batch_size or num_batches >= filtering.max_num_gen_batches
-        if num_ready == 0 and num_batches >= MAX_FRUITLESS_BATCHES:
-            raise nothing_to_learn(filtering.metric, num_batches)
-        return num_ready >= groups.batch_size
-
-    def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> SampledStep:
-        """Fill up the step's batch with filtered groups, which are excluded from training."""
-        n = self.config.rollout.n
-        sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
-        num_learned = 0 if batch is None else len(batch)
-        chosen = sampled[: self.config.data.train_batch_size * n]
-        chosen.fill(learned=(torch.arange(len(chosen)) < num_learned) & has_turns(chosen))
-        metrics: dict[str, float] = {}
-        if self.config.algorithm.filter_groups.enable:
-            metrics = verdict_metrics(sampled.verdicts, n, data_sources(sampled), self.sources) | {
-                "async/filtered": float((len(sampled) - num_learned) // n),
-                "train/filler_groups": float((len(chosen) - num_learned) // n),
-            }
-        return SampledStep(chosen, metrics, sampled.scores[len(chosen) :])
-
-
-def finish(verification: Verification, timer: PhaseTimer) -> None:
+def finish(verifications: Iterable[Verification], timer: PhaseTimer) -> None:
     """Wait for the verdicts, and add the waiting time to the phase ``reward``."""
     with timer.phase("reward"):
-        verification.finish()
+        for verification in verifications:
+            verification.finish()
 
 
 def has_turns(batch: Batch) -> Tensor:
     """Return which episodes have a response, [B] bool. Those of agents that never requested a turn have none."""
     return batch.turns > 0 if "turns" in batch else torch.ones(len(batch), dtype=torch.bool)
-
-
-def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join ``parts`` in the order of ``before``, and copy its ``KEPT`` columns. Return None if there are no parts."""
-    if not parts:
-        return None
-    batch = Batch.join(parts)
-    batch = batch[batch.request.argsort()]
-    return batch.merge(before[batch.request].columns(*KEPT))
 
 
 def nothing_to_learn(metric: str, num_batches: int) -> ConfigError:

@@ -20,10 +20,12 @@ from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.run.setup import TrainingSetup
 from verl.run.warnings import start_notes
+from verl.single_controller.pooled_policy import PooledPolicyWorkers
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
 from verl.trainer.ppo.advantages import AdvantageEstimation, ResponseRewards
 from verl.trainer.ppo.judging import Judging
+from verl.trainer.ppo.partial_rollouts import PartialRolloutScheduler
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.trainer.ppo.samples import SampleLogger
@@ -115,10 +117,13 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     environment = engine_environment(setup.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (setup.steps, strings), environment)
     method, sources = setup.new_method(), logged_sources(record.data_source for record in setup.train_set.records)
-    pool, parallel = None, config.rollout.tensor_parallel_size
+    options = (setup.loss.needs.whole_groups, conversations)
     if config.rollout.has_pool:
+        parallel = config.rollout.tensor_parallel_size
         pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
-    policy = PolicyWorkers(workers, config, setup.loss.needs.whole_groups, pool, conversations)
+        policy: PolicyWorkers = PooledPolicyWorkers(workers, config, pool, *options)
+    else:
+        policy = PolicyWorkers(workers, config, *options)
     judging, judge = None, config.reward_score.judge
     if judge.waits:
         judges = None
@@ -129,7 +134,8 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
         judging = Judging(config, verifiers, policy, setup.judge_tokenizer, judges)
     rewards = ResponseRewards(config, setup.reward_tokenizer, workers)
     prompts = setup.train_set.records
-    scheduler = RolloutScheduler(
+    kind = PartialRolloutScheduler if config.async_training.partial_rollout else RolloutScheduler
+    scheduler = kind(
         config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, setup.steps, judging
     )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
