@@ -3,10 +3,12 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,42 @@ def parquet(path: Path, *rows: dict[str, Any]) -> str:
     """Write rows as parquet; returns the path as text."""
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return str(path)
+
+
+# Services.
+
+
+@contextmanager
+def served(answer: Callable[[BaseHTTPRequestHandler, bytes], tuple[Any, ...]]) -> Iterator[str]:
+    """Serve HTTP in a thread, and yield the address.
+
+    Args:
+        answer: called with a request and its body; returns a status, the reply as bytes or JSON, and further headers.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, reply, *further = answer(self, self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(data)), **dict(*further)}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        do_POST = do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 # Configs.

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from tests.kit import changed
 from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
@@ -42,8 +42,14 @@ def two(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
 
 
 @pytest.fixture(scope="module")
-def one(small_config: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
-    group = start(small_config, 1)
+def half(small_config: PPOConfig) -> PPOConfig:
+    """Config whose models learn in float32 and are exported in bfloat16."""
+    return changed(small_config, model={"override_config": {"dtype": "bfloat16"}})
+
+
+@pytest.fixture(scope="module")
+def one(half: PPOConfig, ray_session: None) -> Iterator[WorkerGroup]:
+    group = start(half, 1)
     yield group
     group.close()
 
@@ -176,12 +182,10 @@ def test_export_is_the_model_in_the_checkpoint(trained, tmp_path):
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json", ".safetensors", ".jinja"}
 
 
-def test_every_worker_exports_its_share_in_the_dtype(small_config, trained, tmp_path):
+def test_every_worker_exports_its_share_in_the_dtype(half, one, trained, tmp_path):
     folder, state, _, _ = trained
-    half = replace(small_config, model=replace(small_config.model, override_config={"dtype": "bfloat16"}))
-    exports = {}
-    for world_size in (2, 1):
-        group = start(half, world_size)
+    exports, two_halves = {}, start(half, 2)
+    for world_size, group in ((2, two_halves), (1, one)):
         group.run("load", folder, 3)
         group.run("export_in_files_of", 200_000)
         unfinished = tmp_path / f"{world_size}"
@@ -189,7 +193,6 @@ def test_every_worker_exports_its_share_in_the_dtype(small_config, trained, tmp_
         unfinished = next(unfinished.iterdir())
         group.run("save", unfinished, False, True)
         records = group.run("finish_save", True)
-        group.close()
         # Checksums that were taken while writing; those of all workers together cover every file once.
         found = {p.relative_to(unfinished).as_posix(): file_record(p) for p in unfinished.rglob("*") if p.is_file()}
         assert {name: record for share in records for name, record in share.items()} == found
@@ -198,6 +201,7 @@ def test_every_worker_exports_its_share_in_the_dtype(small_config, trained, tmp_
         weights = [{n: r for n, r in share.items() if "/huggingface/model" in n} for share in records]
         sizes = [sum(record.size for name, record in share.items() if "-of-" in name) for share in weights]
         assert max(sizes) < sum(sizes) / world_size + 200_000 and sum(sizes) > 1_000_000
+    two_halves.close()
     # The same bytes, whoever writes them.
     assert exports[1] == exports[2]
     for part, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForTokenClassification)):

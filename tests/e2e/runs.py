@@ -36,6 +36,13 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("verl-*")}
 
 
+def in_shell(script: str, *options: str, cwd: Path = ROOT) -> str:
+    """Run ``train.sh`` or ``eval.sh`` to its successful end; returns what it prints."""
+    ended = subprocess.run(["bash", str(ROOT / script), *options], cwd=cwd, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
 class Job:
     """A process of ``module`` in a process group of its own, as a terminal would start it."""
 

@@ -1,14 +1,14 @@
 """Clients from the package index, each in a virtual environment of its own, as agents of trainings and evaluations."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+
+from tests.e2e.runs import in_shell
 
 OPENAI_AGENTS = """
 import asyncio, json, sys
@@ -132,9 +132,7 @@ TURNS = "trainer.n_gpus_per_node=1 rollout.multi_turn.enable=true rollout.multi_
 
 def run(folder: Path, script: str, *options: str) -> None:
     """Run a training or an evaluation with the agent in ``folder`` and the output in ``folder/run``."""
-    command = ["bash", str(ROOT / script), *TURNS.split(), *options, f"trainer.default_local_dir={folder}/run"]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    in_shell(script, *TURNS.split(), *options, f"trainer.default_local_dir={folder}/run")
 
 
 def install(folder: Path, package: str, program: str, words: str = "") -> str:

@@ -1,14 +1,14 @@
 """The agent of docs/agents.md trains; so does one that starts another conversation within its session."""
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+
+from tests.e2e.runs import in_shell
 
 TWO_CONVERSATIONS = """
 
@@ -33,10 +33,7 @@ def test_agents_of_the_page_train(tmp_path: Path):
         "trainer.test_freq=-1 trainer.samples.freq=1 data.train_batch_size=4 actor.ppo_mini_batch_size=2 "
         "data.max_response_length=64"
     )
-    command = ["bash", str(ROOT / "train.sh"), *options.split()]
-    run = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "agents set temperature; the run's own options apply" in run.stdout
+    assert "agents set temperature; the run's own options apply" in in_shell("train.sh", *options.split(), cwd=tmp_path)
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     for step in steps:
         assert step["agent/histories/mean"] == 2 and step["turns/min"] == 3

@@ -1,15 +1,15 @@
 """The whole example of docs/conversations.md: a class, its data, training and evaluation."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from conftest import ROOT
+
+from tests.e2e.runs import in_shell
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -29,10 +29,8 @@ def test_example_of_an_environment_trains_and_is_evaluated(tmp_path: Path):
     (tmp_path / "data").symlink_to(ROOT / "data")
     ((_, commands),) = [block for block in found if block[0] == "bash" and "guess.jsonl" in block[1]]
     for line in commands.replace("\\\n", "").splitlines():
-        shell, script, *options = shlex.split(line)
-        command = [shell, str(ROOT / script), *options, *QUICK[script].split()]
-        run = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
-        assert run.returncode == 0, run.stdout + run.stderr
+        _, script, *options = shlex.split(line)
+        in_shell(script, *options, *QUICK[script].split(), cwd=tmp_path)
     steps = [json.loads(line) for line in (tmp_path / "runs/guess/metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["turns/mean"] >= 1
     (results,) = (tmp_path / "outputs").rglob("results.csv")

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from tests.e2e.runs import Run, records, six_steps
 from verl.checkpoint.folders import checkpoints
-from verl.data.files import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -121,14 +120,3 @@ def test_policy_that_generates_itself(trained, arithmetic_prompts, tmp_path):
     for record in steps:
         assert record["rollout/logprob_abs_diff_max"] < 1e-3
         assert record["cal/overall/layer_2/Effective Rank diff/mean"] != 0
-
-
-def test_questions_and_answers_train_as_they_are(tiny_model, tmp_path):
-    rows = [{"question": f"{n} + 1?", "answer": f"{n} + 1 = <<{n}+1={n + 1}>>{n + 1}\n#### {n + 1}"} for n in range(8)]
-    prompts, folder = tmp_path / "questions.jsonl", tmp_path / "run"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["data.prompt_key=question", "data.answer_key=answer", "data.data_source=gsm8k", "rollout.name=hf"]
-    Run.complete([*small_overrides(tiny_model, prompts, folder), *options], tmp_path / "log")
-    assert [record["step"] for record in records(folder)] == [0, 1, 2]
-    truths = [row["ground_truth"] for file in folder.glob("samples/*.parquet") for row in read_rows(str(file))]
-    assert {*truths} == {f'"{n + 1}"' for n in range(8)}

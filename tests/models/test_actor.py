@@ -5,27 +5,14 @@ import math
 import pytest
 import torch
 
-from tests.kit import changed
 from tests.models.models_in_worlds import counts, example
 from verl.algorithms.losses import LOSS_AGGREGATIONS, BatchSize
 from verl.batch.flat import positions_within
-from verl.workers.actor import Actor
-
-
-@pytest.fixture
-def actor_with(small_config, model_config, single_mesh):
-    def actor(rollout_is: str | None = None, cap: float = 2.0, **options) -> Actor:
-        options = changed(small_config.actor, use_kl_loss=False, micro_batch_size_per_gpu=3, **options)
-        correction = small_config.algorithm.rollout_correction
-        correction = changed(correction, rollout_is=rollout_is, rollout_is_threshold=cap)
-        return Actor(options, correction, model_config, single_mesh, 0.8, 10, max_response_length=9)
-
-    return actor
 
 
 @pytest.mark.parametrize("mode", LOSS_AGGREGATIONS)
-def test_logged_policy_loss_is_the_optimised_one(actor_with, mode: str):
-    actor, batch = actor_with(loss_agg_mode=mode), example()
+def test_logged_policy_loss_is_the_optimised_one(make_actor, mode: str):
+    actor, batch = make_actor(temperature=0.8, loss_agg_mode=mode, micro_batch_size_per_gpu=3), example()
     # Every ratio is 1, so the loss of a token is its negative advantage.
     batch.fill(old_logprobs=actor.compute_logprobs(batch).logprobs)
     size = BatchSize(*counts(batch), max_length=9)
@@ -34,11 +21,12 @@ def test_logged_policy_loss_is_the_optimised_one(actor_with, mode: str):
     assert metrics["actor/pg_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
-BYPASS = {"bypass_mode": True, "policy_loss": "gpg"}
+BYPASS = {"bypass_mode": True, "policy_loss": "gpg", "temperature": 0.8, "micro_batch_size_per_gpu": 3}
 
 
-def test_bypass_mode_weights_tokens_by_the_learning_policy(actor_with):
-    actor, batch = actor_with(**BYPASS, rollout_is="token", cap=1.5), example()
+def test_bypass_mode_weights_tokens_by_the_learning_policy(make_actor):
+    correction = {"rollout_is": "token", "rollout_is_threshold": 1.5}
+    actor, batch = make_actor(correction=correction, **BYPASS), example()
     logprobs = actor.compute_logprobs(batch).logprobs
     # The engine's probabilities of first tokens are half the policy's, so that weights are cut to 1.5, else equal.
     first = positions_within(batch.response_lengths) == 0
@@ -53,8 +41,9 @@ def test_bypass_mode_weights_tokens_by_the_learning_policy(actor_with):
     assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(2) * num_sequences / num_tokens, rel=1e-3)
 
 
-def test_bypass_mode_weights_responses_by_all_their_tokens(actor_with):
-    actor, batch = actor_with(**BYPASS, rollout_is="sequence", cap=2.0), example()
+def test_bypass_mode_weights_responses_by_all_their_tokens(make_actor):
+    correction = {"rollout_is": "sequence", "rollout_is_threshold": 2.0}
+    actor, batch = make_actor(correction=correction, **BYPASS), example()
     logprobs = actor.compute_logprobs(batch).logprobs
     batch.fill(rollout_logprobs=logprobs, old_logprobs=logprobs)
     # A rejected token is not learned from, but was sampled: the policies are still equal.

@@ -1,19 +1,18 @@
 """Models of a hub that is played by a small server: what is downloaded, how often, and what is said where it cannot."""
 
 import hashlib
-import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from huggingface_hub import constants
 
+from tests.kit import served
 from tests.tables import refusals
 from verl.models import hub
 from verl.models.hub import fetch_model, local_folder
@@ -29,10 +28,13 @@ class Hub:
     gated: bool = False
     requests: Counter[str] = field(default_factory=Counter)
 
-    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of a request."""
+    def answer(self, request: BaseHTTPRequestHandler, _: bytes) -> tuple[int, object, dict[str, str]]:
+        """Status, body and headers of a reply."""
+        path = unquote(urlsplit(request.path).path)
+        if request.command == "GET":
+            self.requests[path.rpartition("/")[2] if "/resolve/" in path else "api"] += 1
         if not path.startswith(("/api/models/org/model", "/org/model/resolve/")):
-            return 401, {"X-Error-Code": "RepoNotFound"}, b""
+            return 401, b"", {"X-Error-Code": "RepoNotFound"}
         if path.startswith("/api/"):
             entries = [
                 {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
@@ -40,11 +42,11 @@ class Hub:
             ]
             siblings = [{"rfilename": name} for name in self.files]
             body = entries if "/tree/" in path else {"id": "org/model", "sha": COMMIT, "siblings": siblings}
-            return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
+            return 200, body, {"Content-Type": "application/json"}
         if self.gated:
-            return 403, {"X-Error-Code": "GatedRepo"}, b""
+            return 403, b"", {"X-Error-Code": "GatedRepo"}
         data = self.files[path.removeprefix(f"/org/model/resolve/{COMMIT}/")]
-        return 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}, data
+        return 200, data, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
 
 
 @pytest.fixture
@@ -54,38 +56,16 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     names = ["config.json", "tokenizer.json", *weights, "README.md"]
     played = Hub({name: name.encode() for name in names})
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            status, headers, body = played.answer(path)
-            if self.command == "GET":
-                played.requests[path.rpartition("/")[2] if "/resolve/" in path else "api"] += 1
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}"
-    )
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(hub.huggingface_hub, "get_token", lambda: None)
-    yield played
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(played.answer) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        yield played
 
 
 @pytest.mark.parametrize("fetched", [True, False], ids=["by the driver", "by the first of the workers"])

@@ -10,11 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kit import changed
 from verl.algorithms.losses import BatchSize
 from verl.batch import Batch
 from verl.models.learner import deterministic_operations
-from verl.workers.actor import Actor
 
 REPETITIONS = 20
 
@@ -34,10 +32,9 @@ def busy_threads() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [0, 512])
-def test_gradients_have_the_same_bits(busy_threads, chunk_size: int, small_config, model_config, single_mesh):
+def test_gradients_have_the_same_bits(busy_threads, chunk_size: int, model_config, make_actor):
     model = replace(model_config, use_remove_padding=True, share_prompts=True, logits_chunk_size=chunk_size)
-    config = changed(small_config.actor, use_kl_loss=False, micro_batch_size_per_gpu=64)
-    actor = Actor(config, small_config.algorithm.rollout_correction, model, single_mesh, 1.0, 10, 40)
+    actor = make_actor(model, max_response_length=40, micro_batch_size_per_gpu=64)
     # Many responses to few prompts, enough tokens for several threads to work on one gather.
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(7, 100, (2, 24), generator=generator).tolist()

@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.kit import changed, harm
+from tests.kit import harm
 from tests.models.models_in_worlds import example
 from tests.tables import refusals
 from verl.config.common import ModelConfig
 from verl.models.checks import check_model
 from verl.models.lora import adapters_disabled, read_saved_adapter
-from verl.workers.actor import Actor
 
 TENSOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
@@ -34,15 +33,11 @@ def adapter(tiny_model: Path, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def test_training_starts_from_a_saved_adapter(small_config, model_config: ModelConfig, single_mesh, adapter: Path):
+def test_training_starts_from_a_saved_adapter(model_config: ModelConfig, make_actor, adapter: Path):
     config = replace(model_config, lora_adapter_path=str(adapter))
     assert config.lora.rank == 0 and config.trains_adapters
     check_model(config, "model", "cpu")
-    options = {"use_kl_loss": False, "optim": {"lr": 1e-2, "lr_warmup_steps": 0}}
-    correction = small_config.algorithm.rollout_correction
-    actor = Actor(
-        changed(small_config.actor, **options), correction, config, single_mesh, 1.0, 10, max_response_length=9
-    )
+    actor = make_actor(config, optim={"lr": 1e-2, "lr_warmup_steps": 0})
     batch = example()
     found = actor.compute_logprobs(batch).logprobs
 
@@ -83,21 +78,13 @@ def test_unfit_adapter_is_refused(model_config: ModelConfig, adapter: Path, refu
         check_model(replace(model_config, lora_adapter_path=str(adapter)), "model", "cpu")
 
 
-def test_adapter_with_nonfinite_values_is_refused(small_config, model_config, single_mesh, refused, adapter: Path):
+def test_adapter_with_nonfinite_values_is_refused(model_config, make_actor, refused, adapter: Path):
     config = replace(model_config, lora_adapter_path=str(adapter))
     # The second is finite in float64 alone.
     for value in (torch.nan, 1e300):
         change_tensors(adapter, lambda state, value=value: state.update({TENSOR: state[TENSOR].double().fill_(value)}))
         with refused(f"model.lora_adapter_path='TMP/adapter': {TENSOR} holds values that are not finite..."):
-            Actor(
-                small_config.actor,
-                small_config.algorithm.rollout_correction,
-                config,
-                single_mesh,
-                1.0,
-                10,
-                max_response_length=9,
-            )
+            make_actor(config)
 
 
 def test_adapter_that_verl_saved_is_read(tiny_model: Path, adapter: Path):

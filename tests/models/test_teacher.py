@@ -1,6 +1,7 @@
 """Learning from a teacher: the gradients of any split into workers and micro-batches are those of float64."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,26 +38,30 @@ HEAT, TEACHER_HEAT, TOKENS = 0.8, 1.3, 262
 
 
 @pytest.fixture(scope="module")
-def teacher(tiny_model: Path, tmp_path_factory) -> Path:
-    """A model of another architecture and size, with scaled logits and padding in its head."""
-    folder = tmp_path_factory.mktemp("teacher")
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-    config = GraniteConfig(vocab_size=TOKENS + 18, logits_scaling=0.5, initializer_range=0.2, **sizes)
-    save_random_model(config, folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny_model / file, folder)
-    return folder
+def made_teacher(tiny_model: Path, tmp_path_factory) -> Callable[..., Path]:
+    """Builder of models of another architecture and size than the policy, with its tokenizer."""
+
+    def made(**options: Any) -> Path:
+        folder = tmp_path_factory.mktemp("teacher")
+        save_random_model(GraniteConfig(intermediate_size=64, num_attention_heads=4, **options), folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tiny_model / file, folder)
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="module")
-def other_teacher(tiny_model: Path, tmp_path_factory) -> Path:
-    """A second model, whose head has the policy's size."""
-    folder = tmp_path_factory.mktemp("other")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    save_random_model(GraniteConfig(vocab_size=TOKENS, initializer_range=0.4, **sizes), folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny_model / file, folder)
-    return folder
+def teacher(made_teacher) -> Path:
+    """Teacher with scaled logits and padding in its head."""
+    sizes = {"vocab_size": TOKENS + 18, "hidden_size": 48, "num_hidden_layers": 3}
+    return made_teacher(**sizes, logits_scaling=0.5, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def other_teacher(made_teacher) -> Path:
+    """Teacher whose head has the policy's size."""
+    return made_teacher(vocab_size=TOKENS, hidden_size=32, num_hidden_layers=1, initializer_range=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +175,14 @@ def test_teacher_follows_the_policy(workers: int, worlds, config: PPOConfig, row
             assert relative_difference(expected, average) < 1e-6 < relative_difference(first, average)
 
 
+def served(config: PPOConfig, rows: Batch, logprobs: Tensor, ids: Tensor) -> tuple[PPOConfig, Batch]:
+    """Return the config of a teacher on a server, and the rows with its most likely tokens [M, k]."""
+    elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
+    columns = {"teacher_top_k_logprobs": logprobs.float(), "teacher_top_k_ids": ids}
+    scored = rows.columns(*rows.names).fill(**columns, teacher_logprobs=torch.zeros(len(ids)))
+    return changed(config, rollout={"temperature": 1.0}, teacher=elsewhere), scored
+
+
 def test_servers_top_k_gives_the_same_gradients(worlds, config: PPOConfig, rows: Batch):
     options = {"loss": "reverse_kl", "top_k": 5, "temperature": 1.0, "use_task_rewards": False}
     config = changed(config, teacher=options)
@@ -177,13 +190,7 @@ def test_servers_top_k_gives_the_same_gradients(worlds, config: PPOConfig, rows:
     with torch.no_grad():
         likeliest = logits_of(teacher, rows).log_softmax(dim=1).topk(5)
     _, loss, expected = in_float64(config, rows)
-    rows = rows.columns(*rows.names).fill(
-        teacher_top_k_logprobs=likeliest.values.float(),
-        teacher_top_k_ids=likeliest.indices,
-        teacher_logprobs=torch.zeros(len(rows.response_tokens)),
-    )
-    elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
-    config = changed(config, rollout={"temperature": 1.0}, teacher=elsewhere)
+    config, rows = served(config, rows, *likeliest)
     for workers, model, batching in SPLITS[1:]:
         for _, metrics, gradients in worlds[workers].run(learn_from_teacher, config, rows, model, batching):
             assert relative_difference(expected, gradients) < 2e-5, (workers, model)
@@ -192,14 +199,10 @@ def test_servers_top_k_gives_the_same_gradients(worlds, config: PPOConfig, rows:
 
 def test_ids_of_a_server_are_exact_in_bfloat16(worlds, config: PPOConfig, rows: Batch):
     options = {"loss": "forward_kl", "top_k": 3, "temperature": 1.0, "use_task_rewards": False}
-    elsewhere = {"model": {"path": "none"}, "server": {"address": "http://t/v1"}}
-    config = changed(config, rollout={"temperature": 1.0}, teacher=options | elsewhere)
     num_tokens = len(rows.response_tokens)
-    rows = rows.columns(*rows.names).fill(
-        teacher_top_k_logprobs=torch.tensor([0.5, 0.3, 0.1]).log().repeat(num_tokens, 1),
-        teacher_top_k_ids=torch.tensor([257, 259, 261]).repeat(num_tokens, 1),  # in bfloat16, 256 and twice 260
-        teacher_logprobs=torch.zeros(num_tokens),
-    )
+    logprobs, ids = torch.tensor([0.5, 0.3, 0.1]).log(), torch.tensor([257, 259, 261])  # in bfloat16, 256 and twice 260
+    config = changed(config, teacher=options)
+    config, rows = served(config, rows, logprobs.repeat(num_tokens, 1), ids.repeat(num_tokens, 1))
     found = []
     for dtype in ("float32", "bfloat16"):
         model = {"param_dtype": dtype}

@@ -19,7 +19,6 @@ from verl.algorithms.losses import BatchSize
 from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.single_controller.roles import PolicyWorkers, inverse
-from verl.workers.actor import Actor
 from verl.workers.policy_loss import CustomLoss
 
 pytestmark = pytest.mark.slow
@@ -212,13 +211,12 @@ def test_loss_by_response_takes_entropy_and_aggregation(worlds, small_config, fu
     assert relative_difference(reference, found[0]) < 5e-6 < relative_difference(found[0], found[1])
 
 
-def test_top_k_beyond_the_vocabulary_is_refused(small_config, model_config, single_mesh, refused, tmp_path: Path):
+def test_top_k_beyond_the_vocabulary_is_refused(make_actor, refused, tmp_path: Path):
     source = """
 from verl.algorithms.losses import policy_loss
 @policy_loss(statistics=('top_k',), top_k=5000)
 def loss(inputs):
     return inputs.logprobs, {}
 """
-    actor = changed(small_config.actor, policy_loss=f"{user_code(tmp_path, source)}:loss")
     with refused("...asks for top_k=5000 of ... tokens; lower it"):
-        Actor(actor, small_config.algorithm.rollout_correction, model_config, single_mesh, 1.0, 10, 9)
+        make_actor(policy_loss=f"{user_code(tmp_path, source)}:loss")

@@ -19,17 +19,9 @@ def python(sandbox):
     return load_code(PATH, "rollout.multi_turn.tools")
 
 
-def test_schema(python):
-    assert get_json_schema(python)["function"] == {
-        "name": "python",
-        "description": "Run a Python program and read what it prints. Nothing is kept from one call to the next.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The program. Print what you want to know."}},
-            "required": ["code"],
-        },
-        "return": {"type": "string", "description": "What it printed, and the end of the traceback if it failed."},
-    }
+def test_model_is_told_of_the_argument(python):
+    (argument,) = get_json_schema(python)["function"]["parameters"]["properties"].items()
+    assert argument[0] == "code" and argument[1]["type"] == "string" and argument[1]["description"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from verl.run.page import PageWriter
 pytestmark = pytest.mark.slow
 
 
-def test_the_page_is_written_at_its_steps_and_at_the_end(tmp_path: Path):
+def test_page_is_written_at_its_steps_and_after_a_failure(tmp_path: Path):
     folder, said = write_run(tmp_path / "run"), []
     writer = PageWriter(folder, 4, said.append)
     backend = writer.backend()
@@ -25,9 +25,11 @@ def test_the_page_is_written_at_its_steps_and_at_the_end(tmp_path: Path):
     first = writer._process
     backend.log(8, {})
     assert writer._process is first and first.wait(60) == 0 and '"steps":6,' in writer.page.read_text()
-    writer.page.unlink()
-    writer.finish()
-    assert said == [f"page: {folder}/report.html"] and writer.page.exists()
+    for is_written in (True, False):  # a failure after the last page leaves the page that is there
+        writer.page.unlink()
+        with pytest.raises(KeyboardInterrupt), writer.even_after_failure():
+            raise KeyboardInterrupt
+        assert said == [f"page: {folder}/report.html"] and writer.page.exists() == is_written
 
 
 def test_the_process_ends_with_the_run(tmp_path: Path):
@@ -47,15 +49,3 @@ def test_a_page_that_cannot_be_written_is_a_line(tmp_path: Path, freq: int):
     writer.finish()
     line = f"warning: the page was not written; `verl-report {folder}` makes it, and says why not"
     assert said == ([line] if freq == 0 else [])
-
-
-def test_a_run_that_fails_has_a_page_of_what_it_recorded(tmp_path: Path):
-    writer = PageWriter(write_run(tmp_path / "run"), 50, lambda line: None)
-    with pytest.raises(KeyboardInterrupt), writer.even_after_failure():
-        writer.backend().log(3, {})
-        raise KeyboardInterrupt
-    # What fails before its first step, or after its last page, leaves the page that is there.
-    writer.page.unlink()
-    with pytest.raises(KeyboardInterrupt), writer.even_after_failure():
-        raise KeyboardInterrupt
-    assert not writer.page.exists()

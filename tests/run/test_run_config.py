@@ -1,17 +1,16 @@
 """What must be in place before a run starts: its model, its data, and a folder that it may write."""
 
 import os
-import re
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from conftest import small_overrides
 from omegaconf import OmegaConf
 
+from tests.tables import refusals
 from verl.checkpoint.export import export_checkpoint
-from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig
+from verl.config import CONFIG_DIR, PPOConfig, SFTConfig
 from verl.config.load import compose_config
 from verl.config.paths import SHIPPED
 from verl.run.run_config import parse_run_config, require_model
@@ -50,71 +49,71 @@ def test_folder_of_data_is_told_from_an_absent_file(run_tree, refused, tmp_path:
         parse_run_config(SFTConfig, run_tree)
 
 
-def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, refused, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_tree.model.path = "Qwen/Qwen2.5-1.5B"
     assert parse_run_config(SFTConfig, run_tree).model.path == "Qwen/Qwen2.5-1.5B"
     run_tree.model.path = str(tmp_path)
-    with pytest.raises(ConfigError, match=r"^model\.path='.*': no config\.json there \(/.*\); .* or a hub id such as"):
+    with refused("model.path='TMP': no config.json there (TMP); ... or a hub id such as..."):
         parse_run_config(SFTConfig, run_tree)
     # The same spelling is a folder as soon as its parent exists here; data/ is one even if it was deleted.
     (tmp_path / "Qwen").mkdir()
-    for path in ("Qwen/Qwen2.5-1.5B", "data/no_model"):
+    for path, line in (
+        ("Qwen/Qwen2.5-1.5B", "no config.json there (TMP/Qwen/Qwen2.5-1.5B); name a folder..."),
+        (
+            "data/no_model",
+            "no config.json there (neither TMP/data/no_model nor SHIPPED/data/no_model); restore the "
+            "shipped model with `git checkout data`, or name a folder...",
+        ),
+    ):
         run_tree.model.path = path
-        places, restore = f"{tmp_path}/{path}", ""
-        if path.startswith("data/"):
-            places = f"neither {places} nor .*/{path}"
-            restore = "restore the shipped model with `git checkout data`, or "
-        message = rf"^model\.path='{path}': no config\.json there \({places}\); {restore}name a folder"
-        with pytest.raises(ConfigError, match=message):
+        with refused(f"model.path='{path}': {line}", SHIPPED=SHIPPED):
             parse_run_config(SFTConfig, run_tree)
 
 
-@pytest.mark.parametrize(
-    ("mode", "source", "files", "message"),
-    [
-        ("disable", None, "config.yaml", "already holds a run; name another folder or remove it"),
-        ("auto", None, "metrics.jsonl", r"already exists and is not a run folder \(it has no config\.yaml\); name"),
-        ("path", "other/global_step_4", "config.yaml global_step_5", "already holds a run other than that of trainer"),
-        ("path", "other/global_step_4", "config.yaml summary.json", "already holds a run other than"),
-        # Killed before its first checkpoint: the same command starts again from the one that was named.
-        ("path", "other/global_step_4", "config.yaml metrics.jsonl", None),
-        # Requeued: it started from there too, and has its own by now.
-        ("path", "other/global_step_4", "config.yaml=other/global_step_4 global_step_5", None),
-        ("path", "other/global_step_4", "config.yaml=other/global_step_3 global_step_5", "already holds a run other"),
-        ("auto", None, ".lock", None),
-        # Killed while it wrote its first file.
-        ("auto", None, ".lock .config.yaml.unfinished", None),
-        ("auto", None, "config.yaml metrics.jsonl global_step_4", None),
-        ("path", "run/global_step_4", "config.yaml global_step_4", None),
-        ("path", "other/global_step_4", "", None),
-        ("auto", None, "", None),
-        ("disable", None, ".lock", None),
-    ],
-)
-def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source, files, message):
+def parse_beside(run_tree, tmp_path: Path, mode: str, source: str, files: str) -> SFTConfig:
+    """Parse the config of a run whose folder has these files; ``config.yaml=SOURCE`` names what a run started from."""
     (tmp_path / "run").mkdir()
     for name, _, started_from in (entry.partition("=") for entry in files.split()):
         text = f"trainer:\n  resume_from_path: {tmp_path / started_from}\n" if started_from else ""
         (tmp_path / "run" / name).write_text(text)
     run_tree.trainer.resume_mode = mode
-    run_tree.trainer.resume_from_path = None if source is None else str(tmp_path / source)
-    refused = pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}")
-    with refused if message else nullcontext():
-        assert parse_run_config(SFTConfig, run_tree).trainer.resume_mode == mode
+    run_tree.trainer.resume_from_path = str(tmp_path / source) if source else None
+    return parse_run_config(SFTConfig, run_tree)
+
+
+@pytest.mark.parametrize(("mode", "source", "files", "line"), refusals("run/refusals.txt", "folders"))
+def test_run_does_not_overwrite_another(run_tree, refused, tmp_path: Path, mode, source, files, line):
+    with refused(f"trainer.default_local_dir='TMP/run': {line}"):
+        parse_beside(run_tree, tmp_path, mode, source, files)
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "files"),
+    [
+        # Killed before its first checkpoint: the same command starts again from the one that was named.
+        ("path", "other/global_step_4", "config.yaml metrics.jsonl"),
+        # Requeued: it started from there too, and has its own by now.
+        ("path", "other/global_step_4", "config.yaml=other/global_step_4 global_step_5"),
+        # Killed while it wrote its first file.
+        ("auto", "", ".lock .config.yaml.unfinished"),
+        ("auto", "", "config.yaml metrics.jsonl global_step_4"),
+        ("path", "run/global_step_4", "config.yaml global_step_4"),
+        ("path", "other/global_step_4", ""),
+        ("disable", "", ".lock"),
+    ],
+)
+def test_run_continues_its_own_folder(run_tree, tmp_path: Path, mode: str, source: str, files: str):
+    assert parse_beside(run_tree, tmp_path, mode, source, files).trainer.resume_mode == mode
 
 
 @pytest.mark.parametrize("place", ["model/tokenizer.json", "run/metrics.jsonl", "run/.attempt"])
-def test_a_pipe_among_the_files_of_a_folder_is_refused(run_tree, tmp_path: Path, place: str):
+def test_a_pipe_among_the_files_of_a_folder_is_refused(run_tree, refused, tmp_path: Path, place: str):
     folder = tmp_path / Path(place).parent
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    (folder / "config.yaml").write_text("")
-    (folder / "config.json").write_text("{}")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").touch()
     os.mkfifo(tmp_path / place)
-    if folder.name == "model":
-        run_tree.model.path = str(folder)
-    with pytest.raises(ConfigError, match=f"{place} is not a regular file; name a"):
+    with refused(f"...{place} is not a regular file; name a..."):
         parse_run_config(SFTConfig, run_tree)
 
 
@@ -138,7 +137,7 @@ def test_teacher_elsewhere_has_no_folder(tiny_model, arithmetic_prompts, tmp_pat
     assert config.uses_teacher and config.teacher.model.path == "none" and "teacher.model" not in config.models
 
 
-def test_run_folder_is_its_newest_model(run_tree, tmp_path: Path):
+def test_run_folder_is_its_newest_model(run_tree, refused, tmp_path: Path):
     run = tmp_path / "sft"
     for step in (8, 40):
         shutil.copytree(tmp_path / "model", run / f"global_step_{step}" / "actor" / "huggingface")
@@ -149,26 +148,27 @@ def test_run_folder_is_its_newest_model(run_tree, tmp_path: Path):
     run_tree.model.path = str(run)
     shutil.rmtree(run / "global_step_40" / "actor" / "huggingface")
     (run / "global_step_40" / "actor" / "shards").mkdir()
-    with pytest.raises(ConfigError, match=f"has no exported model; `verl-export {run}/global_step_40` creates it$"):
+    with refused("...has no exported model; `verl-export TMP/sft/global_step_40` creates it"):
         parse_run_config(SFTConfig, run_tree)
 
 
-def test_verl_shards_are_refused_with_the_command_that_merges(tmp_path: Path):
+def test_verl_shards_are_refused_with_the_command_that_merges(refused, tmp_path: Path):
     actor = tmp_path / "global_step_100" / "actor"
     (actor / "huggingface").mkdir(parents=True)
     (actor / "huggingface" / "config.json").touch()
     (actor / "model_world_size_2_rank_0.pt").touch()
-    message = (
-        ": a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
-        f"verl.model_merger merge --backend fsdp --local_dir {actor} --target_dir merged`, and set model.path=merged"
+    merge = (
+        "a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
+        "verl.model_merger merge --backend fsdp --local_dir TMP/global_step_100/actor --target_dir merged`, and set "
+        "model.path=merged"
     )
     for path in (actor / "huggingface", actor, actor.parent):
-        with pytest.raises(ConfigError, match="^" + re.escape(f"model.path={str(path)!r}{message}") + "$"):
+        with refused(f"model.path='TMP/{path.relative_to(tmp_path)}': {merge}"):
             require_model("model.path", str(path))
-    with pytest.raises(ConfigError, match="^" + re.escape(f"{actor.parent}{message}") + "$"):
+    with refused(f"TMP/global_step_100: {merge}"):
         export_checkpoint(actor.parent, tmp_path / "out", "actor", trust_remote_code=False)
     # Saved with the whole model next to the shards, the folder is a model like any other.
     (actor / "huggingface" / "model.safetensors").touch()
     require_model("model.path", str(actor / "huggingface"))
-    with pytest.raises(ConfigError, match=f"is part of a checkpoint; name its model, {actor}/huggingface"):
+    with refused("...is part of a checkpoint; name its model, TMP/global_step_100/actor/huggingface..."):
         require_model("model.path", str(actor))

@@ -1,15 +1,18 @@
 """A teacher at an address: what it is asked and answers, what it refuses, and services that fail."""
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 import torch
 
+from tests import kit
 from tests.kit import shipped_config
 from verl.algorithms.divergence import DIVERGENCES, NO_TOKEN
 from verl.batch import Batch
@@ -55,37 +58,26 @@ class Teacher:
 
     @contextmanager
     def served(self) -> Iterator[str]:
-        teacher = self
+        def answer(request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Any]:
+            self.keys.add(request.headers.get("Authorization"))
+            return self.answer(request.path, json.loads(body or b"{}"))
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.do_POST()
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
-                teacher.keys.add(self.headers.get("Authorization"))
-                status, found = teacher.answer(self.path, body)
-                data = found if isinstance(found, bytes) else json.dumps(found).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-            server.shutdown()
-            thread.join()
+        with kit.served(answer) as address:
+            yield f"{address}/v1"
 
 
 def options(address: str, **changes: Any) -> TeacherServerConfig:
-    shipped = shipped_config().teacher.server
-    fields = {"max_in_flight": 3, "timeout_s": 10.0, "max_retries": 1} | changes
-    return TeacherServerConfig(**(vars(shipped) | {"address": address} | fields))
+    fields = {"address": address, "max_in_flight": 3, "timeout_s": 10.0, "max_retries": 1} | changes
+    return replace(shipped_config().teacher.server, **fields)
+
+
+@contextmanager
+def connected(
+    tokenizer: Any, change: Reply = lambda path, body: (0, None), top_k: int = 0, **changes: Any
+) -> Iterator[TeacherServer]:
+    """Yield the client of a teacher's server, in whose place ``change`` may answer."""
+    with Teacher(tokenizer, change).served() as address:
+        yield TeacherServer(options(address, **changes), tokenizer, [], top_k=top_k)
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +132,7 @@ def test_padding_of_the_servers_head_is_left_out(tiny_tokenizer):
         {i: position[i].item() for i in {token, *position.topk(k).indices.tolist()}}
         for token, position in zip(row[1:], listed, strict=True)
     ]
-    with Teacher(tiny_tokenizer, listing(row, *entries)).served() as address:
-        server = TeacherServer(options(address), tiny_tokenizer, [], top_k=k)
+    with connected(tiny_tokenizer, listing(row, *entries), top_k=k) as server:
         found = server.score(Batch.of([row[:1]], [row[1:]]))
     cut = teacher[:, :num_ids].log_softmax(dim=1)
     expected = cut.gather(1, torch.tensor(row[1:])[:, None])[:, 0]
@@ -167,15 +158,18 @@ def test_sampled_padding_is_read_as_the_last_token(tiny_tokenizer):
     assert teacher.asked[-1][1]["prompt"] == [5, 261, 6]
 
 
-def test_fewer_or_negative_likeliest_tokens_are_refused(tiny_tokenizer, refused):
-    for k, entry, line in (
-        (2, {6: -1.0}, "fewer tokens than teacher.top_k=2; lower it"),
-        (1, {-1: -0.1, 6: -1.0}, "without the log-probabilities of the prompt..."),
-    ):
-        with Teacher(tiny_tokenizer, listing([5, 6], entry)).served() as address:
-            server = TeacherServer(options(address), tiny_tokenizer, [], top_k=k)
-            with refused(f"...answered {line}", MachineError):
-                server.score(Batch.of([[5]], [[6]]))
+@pytest.mark.parametrize(
+    ("entry", "k", "line"),
+    [
+        ({6: -1.0}, 2, "fewer tokens than teacher.top_k=2; lower it"),
+        ({-1: -0.1, 6: -1.0}, 1, "without the log-probabilities of the prompt..."),
+        *(({6: value}, 0, "...log-probabilities...") for value in (0.5, math.nan, -math.inf, -1e308, -(10**400))),
+    ],
+)
+def test_unfit_logprobs_are_refused(tiny_tokenizer, refused, entry: dict[int, float], k: int, line: str):
+    with connected(tiny_tokenizer, listing([5, 6], entry), top_k=k) as server:
+        with refused(f"...answered {line}", MachineError):
+            server.score(Batch.of([[5]], [[6]]))
 
 
 def test_each_row_is_scored_by_its_server(tiny_tokenizer, refused):
@@ -245,9 +239,8 @@ def test_key_appears_in_no_message(tiny_tokenizer, monkeypatch, key: str):
 
 
 def test_no_tokenize_is_noted_and_no_server_refused(tiny_tokenizer, refused):
-    with Teacher(tiny_tokenizer, of("/tokenize", 404, {})).served() as address:
-        server = TeacherServer(options(address), tiny_tokenizer, [])
-    assert server.note.startswith("teacher.server.address: the tokenizers are not compared")
+    with connected(tiny_tokenizer, of("/tokenize", 404, {})) as server:
+        assert server.note.startswith("teacher.server.address: the tokenizers are not compared")
     with refused("teacher.server.address='http://127.0.0.1:9/v1': http://127.0.0.1:9/v1/models does not answer (...)"):
         TeacherServer(options("http://127.0.0.1:9/v1"), tiny_tokenizer, [])
 
@@ -260,8 +253,7 @@ def test_failing_request_is_repeated(tiny_tokenizer, refused, failures: int, ret
         left[0] -= 1
         return (503, b"busy") if path == "/v1/completions" and left[0] >= 0 else (0, None)
 
-    with Teacher(tiny_tokenizer, change).served() as address:
-        server = TeacherServer(options(address, max_retries=retries), tiny_tokenizer, [])
+    with connected(tiny_tokenizer, change, max_retries=retries) as server:
         left[0] = failures
         if retries >= failures:
             assert server.score(Batch.of([[5]], [[6]])).teacher_logprobs.tolist() == [pytest.approx(logprob(6, 1))]
@@ -278,16 +270,7 @@ def test_silent_server_costs_the_time_limit(tiny_tokenizer, refused):
             silence.wait(20)
         return 0, None
 
-    with Teacher(tiny_tokenizer, change).served() as address:
-        server = TeacherServer(options(address, timeout_s=0.5, max_retries=0), tiny_tokenizer, [])
+    with connected(tiny_tokenizer, change, timeout_s=0.5, max_retries=0) as server:
         with refused("...completions did not answer within 0.5 s", MachineError):
             server.score(Batch.of([[5]], [[6]]))
         silence.set()
-
-
-@pytest.mark.parametrize("value", [0.5, float("nan"), float("-inf"), -1e308, -(10**400)])
-def test_logprobs_are_numbers_of_at_most_0(tiny_tokenizer, refused, value: float):
-    with Teacher(tiny_tokenizer, listing([5, 6], {6: value})).served() as address:
-        server = TeacherServer(options(address), tiny_tokenizer, [])
-        with refused("...answered ...log-probabilities...", MachineError):
-            server.score(Batch.of([[5]], [[6]]))

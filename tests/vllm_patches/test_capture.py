@@ -40,6 +40,13 @@ def make_step(work: list[tuple[str, int, int, bool, list[list[float]]]]) -> Step
     )
 
 
+def sample(capture: HiddenStateCapture, request: str, *states: list[float]) -> None:
+    """Record a request with a prompt of one token: these states of it and of the tokens sampled after it."""
+    capture.begin(request, 1)
+    for position, state in enumerate(states):
+        capture.record(make_step([(request, position, 1, True, [state])]))
+
+
 def test_prompts_and_what_the_prefix_cache_spared():
     capture = make_capture(phase="both")
     capture.begin("a", 4)
@@ -78,16 +85,14 @@ def test_dropped_and_unknown_requests_hold_nothing():
     capture = make_capture()
     capture.record(make_step([("dummy of a warm-up", 0, 1, True, [[0, 0]])]))
     assert capture.buffer.num_rows == 0
-    capture.begin("a", 1)
-    capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
+    sample(capture, "a", [0, 0])
     capture.drop("a")
     capture.record(make_step([("a", 1, 1, True, [[1, 0]])]))
     assert capture.buffer.num_rows == 0
     capture.finish("a")
     capture.drop("never begun")
     assert len(capture) == 0
-    capture.begin("warm-up", 1)
-    capture.record(make_step([("warm-up", 0, 1, True, [[0, 0]])]))
+    sample(capture, "warm-up", [0, 0])
     capture.clear()
     assert len(capture) == capture.buffer.num_rows == capture.buffer.device_bytes == 0
 
@@ -100,8 +105,7 @@ def test_an_empty_response():
 
 def test_a_missing_state_is_an_error():
     capture = make_capture()
-    capture.begin("a", 1)
-    capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
+    sample(capture, "a", [0, 0])
     with pytest.raises(RuntimeError, match="request a: 1 hidden states for 2 tokens"):
         capture.take([("a", 2)])
     with pytest.raises(RuntimeError, match="request b: 0 hidden states for 1 tokens"):
@@ -128,9 +132,7 @@ def not_tensors(states: list[Tensor]) -> dict[str, list[float]]:
 def test_a_reducer_takes_the_states_place():
     capture = make_capture(reducer=f"{SELF}:total", reducer_options={"scale": 10})
     for request_id, value in (("a", 1.0), ("b", 2.0)):
-        capture.begin(request_id, 1)
-        capture.record(make_step([(request_id, 0, 1, True, [[value, 0]])]))
-        capture.record(make_step([(request_id, 1, 1, True, [[value, 1]])]))
+        sample(capture, request_id, [value, 0], [value, 1])
     a, empty, b = capture.take([("a", 2), ("aborted", 0), ("b", 1)])
     # A row of a column of responses, or as many rows of a column of tokens as the response has tokens.
     assert a["reduced.sum"].tolist() == [[[20, 10]]] and a["reduced.second"].tolist() == [0, 1]
@@ -142,8 +144,7 @@ def test_a_reducer_takes_the_states_place():
 def test_a_reducer_that_breaks_its_contract_is_named(name: str):
     message = "must return a dict of tensors with one entry for each of 1 responses"
     capture = make_capture(reducer=f"{SELF}:{name}")
-    capture.begin("a", 1)
-    capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
+    sample(capture, "a", [0, 0])
     with pytest.raises(TypeError, match=f"reducer {SELF}:{name}: .*{message}"):
         capture.take([("a", 1)])
 
@@ -156,9 +157,7 @@ def test_states_are_gathered_in_bounded_portions(monkeypatch: pytest.MonkeyPatch
     capture._reducer = lambda states: sizes.append([len(response) for response in states]) or reducer(states)
     lengths = [2, 1, 1, 5, 1, 1]
     for index, length in enumerate(lengths):
-        capture.begin(f"r{index}", 1)
-        for position in range(length):
-            capture.record(make_step([(f"r{index}", position, 1, True, [[index, 1]])]))
+        sample(capture, f"r{index}", *[[index, 1]] * length)
     results = capture.take([(f"r{index}", length) for index, length in enumerate(lengths)])
     assert sizes == [[2, 1], [1], [5], [1, 1]]
     assert [int(result["reduced.sum"][0, 0, 1]) for result in results] == lengths
@@ -168,8 +167,7 @@ def test_states_are_gathered_in_bounded_portions(monkeypatch: pytest.MonkeyPatch
 def test_a_failed_portion_loses_no_memory():
     capture = make_capture(reducer=f"{SELF}:too_few")
     for request_id in ("a", "b"):
-        capture.begin(request_id, 1)
-        capture.record(make_step([(request_id, 0, 1, True, [[0, 0]])]))
+        sample(capture, request_id, [0, 0])
         capture.finish(request_id)
     with pytest.raises(TypeError):
         capture.take([("a", 1), ("b", 1)])

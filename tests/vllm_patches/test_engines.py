@@ -1,7 +1,5 @@
 """Real engines on CPU: every response's states are those that transformers computes for the same tokens."""
 
-import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
+from tests.kit import edit_json, matches
+from tests.tables import refusals
 from tests.vllm_patches import engines, zoo
 from tests.vllm_patches.conftest import IN_PROCESS, Run, on_two_ranks, process
 
@@ -151,25 +151,16 @@ def test_an_engine_driven_by_hand(inside: Run, qwen: Path, reference: PreTrained
     assert outcome.facts["requests_after_warm_up"] == 0
 
 
-@pytest.mark.parametrize(
-    ("capture", "options", "message"),
-    [
-        ({"layers": [4]}, {}, r"ValueError: additional_config\['hidden_states'\]\['layers'\]=\[4\]: the model has 4"),
-        ({"layer": 4}, {}, r"ValueError: .*unknown options \['layer'\]"),
-        ({}, {"pipeline_parallel_size": 2}, r"cannot be captured with pipeline_parallel_size > 1"),
-        ({}, {"runner": "pooling"}, r"cannot be captured with runner='pooling'"),
-        (
-            {},
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-            r"cannot be captured with speculative decoding",
-        ),
-    ],
-)
-def test_what_cannot_be_captured_is_refused(
-    inside: Run, qwen: Path, capture: dict[str, Any], options: dict[str, Any], message: str
+@pytest.mark.parametrize(("name", "config", "options", "line"), refusals("vllm_patches/refusals.txt", "engines"))
+def test_engine_without_capture_or_streams_is_refused(
+    inside: Run, build: Callable[[str], Path], name: str, config: str, options: str, line: str
 ):
-    refused = inside(engines.refusal, qwen, capture, skip_tokenizer_init=True, **options)
-    assert re.search(message, refused), refused
+    path = build(name.removesuffix(", hidden"))
+    if name.endswith(", hidden"):  # a model whose class hides its last state
+        edit_json(path / "config.json", architectures=["MiMoForCausalLM"])
+    options = {"additional_config": eval(config), "skip_tokenizer_init": True} | eval(f"dict({options})")
+    refused = inside(engines.refusal, path, None, **options)
+    assert matches(line, refused), refused
 
 
 def test_a_reducer_that_raises_leaves_the_engine_in_order(inside: Run, qwen: Path, prompts: list[list[int]]):
@@ -198,14 +189,6 @@ def test_a_reducer_that_raises_leaves_two_workers_in_order(outside: Run, qwen: P
     assert outcome.facts["tasks"] == [["generate"], ["generate"]]
 
 
-def test_models_that_hide_their_last_state_are_refused(inside: Run, qwen: Path, tmp_path: Path):
-    folder = shutil.copytree(qwen, tmp_path / "mimo")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MiMoForCausalLM"]}))
-    refused = inside(engines.refusal, folder, {}, skip_tokenizer_init=True)
-    assert "MiMoForCausalLM: in vLLM this model applies the final norm within its output head" in refused
-
-
 def test_a_model_whose_last_state_has_a_width_of_its_own(inside: Run, tmp_path: Path):
     config = OPTConfig(
         vocab_size=128,
@@ -226,11 +209,6 @@ def test_a_model_whose_last_state_has_a_width_of_its_own(inside: Run, tmp_path: 
         with torch.no_grad():
             expected = model.model(torch.tensor([answer.prompt + answer.responses[0].tokens])).last_hidden_state[0]
         torch.testing.assert_close(answer.responses[0].states[:, 0], expected[2:-1], atol=TOLERANCE, rtol=0)
-
-
-def test_models_without_intermediate_layers_are_refused_by_name(inside: Run, build: Callable[[str], Path]):
-    refused = inside(engines.refusal, build("mixtral"), {"layers": [0, -1]}, skip_tokenizer_init=True)
-    assert "MixtralForCausalLM cannot return the states of intermediate layers" in refused and "layers=[-1]" in refused
 
 
 @pytest.mark.nightly

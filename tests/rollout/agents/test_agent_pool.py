@@ -40,48 +40,63 @@ async def through_threads(record, base_url, api_key):
 async def leave():
     raise SystemExit
 
-async def one_misbehaves(record, base_url, api_key):
-    if record.uid == 0:
-        HOW
+async def misbehaves(record, base_url, api_key):
+WAYS
     await asyncio.sleep(1)
     return 1.0
 """
 
 
-def options(config: PPOConfig, folder: Path, name: str, how: str = "pass", **agent: Any) -> Any:
-    path = user_code(folder, AGENTS.replace("HOW", how)) + f":{name}"
-    agent = {"path": path, "timeout_s": 60.0} | agent
-    return changed(
-        config, rollout={"multi_turn": {"enable": True, "num_workers": 2, "agent": agent}}
-    ).rollout.multi_turn
+def options(config: PPOConfig, folder: Path, name: str, *ways: str, **agent: Any) -> Any:
+    """Return the options of an agent; ``misbehaves`` does so in another way in each of the first sessions."""
+    source = "\n".join(f"    if record.uid == {uid}:\n        {way}" for uid, way in enumerate(ways))
+    path = user_code(folder, AGENTS.replace("WAYS", source)) + f":{name}"
+    turns = {"enable": True, "num_workers": 2, "agent": {"path": path, "timeout_s": 60.0} | agent}
+    return changed(config, rollout={"multi_turn": turns}).rollout.multi_turn
 
 
-def play(made: Any, num: int, log: Path | None = None, close_after_s: float | None = None) -> dict[int, Ended]:
-    """Play sessions, answering every request with 10, until all have ended."""
-    records = [PromptRecord(uid, [1], "x", None, {}, [], False) for uid in range(num)]
+def records(num: int) -> list[PromptRecord]:
+    return [PromptRecord(uid, [1], "x", None, {}, [], False) for uid in range(num)]
+
+
+def play(pool: AgentPool, num: int, num_closed: int = 0) -> dict[int, Ended]:
+    """Play sessions, answering every request with 10, until all have ended; the first are closed at once."""
+    pool.play(records(num))
     ended: dict[int, Ended] = {}
-    with AgentPool(made, log=log) as pool:
-        pool.play(records)
-        started = time.monotonic()
-        while len(ended) < num:
-            event = pool.endpoint.events.get(timeout=60)
-            if isinstance(event, Asked):
-                message = {"role": "assistant", "content": "10"}
-                event.reply.set_result(completion("0", message, "stop", (1, 1), None))
-            elif isinstance(event, Ended) and event.session not in ended:
-                ended[event.session] = event
-            if close_after_s is not None and 0 not in ended and time.monotonic() - started > close_after_s:
-                pool.endpoint.close_session(0)
-                ended[0] = Ended(0, 0.0, "closed")
+    while len(ended) < num:
+        event = pool.endpoint.events.get(timeout=60)
+        if isinstance(event, Asked):
+            message = {"role": "assistant", "content": "10"}
+            event.reply.set_result(completion("0", message, "stop", (1, 1), None))
+        elif isinstance(event, Ended):
+            ended.setdefault(event.session, event)
+        for number in set(range(num_closed)) - ended.keys():
+            pool.endpoint.close_session(number)
+            ended[number] = Ended(number, 0.0, "closed")
     return ended
+
+
+def rewards(ended: dict[int, Ended]) -> list[float]:
+    return [ended[number].reward for number in range(len(ended))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["in_thread", "coroutine", "through_threads"])
-def test_agents_run_and_return_their_rewards(small_config, tmp_path, name):
-    ended = play(options(small_config, tmp_path, name, max_sessions=4), 6)
-    assert {number: event.reward for number, event in ended.items()} == {i: 10.0 + i for i in range(6)}
-    assert not any(event.failure for event in ended.values())
+def test_stopped_agents_log_no_error_and_run_again(small_config, tmp_path, name):
+    log = tmp_path / "log"
+    with AgentPool(options(small_config, tmp_path, name, max_sessions=4), log=log) as pool:
+        pool.play(records(6))
+        asked: list[Asked] = []
+        while len(asked) < 4:
+            event = pool.endpoint.events.get(timeout=60)
+            asked += [event] if isinstance(event, Asked) else []
+        pool.endpoint.stop(range(6), [event.reply for event in asked])
+        started = time.monotonic()
+        pool.submit(bool).result()  # after the sessions
+        assert time.monotonic() - started < STOP_S
+        ended = play(pool, 6)
+    assert rewards(ended) == [10.0 + i for i in range(6)] and not any(event.failure for event in ended.values())
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.slow
@@ -92,10 +107,10 @@ def test_a_command_gets_record_and_address(small_config, tmp_path):
         "    if record['uid'] == 2:\n        subprocess.Popen(['sleep', '1000'])\n"
         "    sys.exit(3) if record['uid'] == 1 else print(json.dumps({'reward': reward}))\n"
     )
-    file = user_code(tmp_path, source.replace("HOW", "pass"), "command.py")
-    made = options(small_config, tmp_path, "in_thread", path=None, command=f"python3 {file}")
-    ended = play(made, 3)
-    assert [ended[i].reward for i in range(3)] == [10.0, 0.0, 12.0]
+    file = user_code(tmp_path, source.replace("WAYS", ""), "command.py")
+    with AgentPool(options(small_config, tmp_path, "", path=None, command=f"python3 {file}")) as pool:
+        ended = play(pool, 3)
+    assert rewards(ended) == [10.0, 0.0, 12.0]
     assert ended[1].failure == "RuntimeError: the command ended with code 3"
 
 
@@ -142,9 +157,10 @@ def test_a_sandboxed_command_reaches_its_address_alone(small_config, tmp_path, m
     (tmp_path / "secret").write_text("1")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         words = f"{sys.executable} {file} secret={tmp_path}/secret {listener.getsockname()[1]}"
-        made = options(small_config, tmp_path, "in_thread", path=None, command=words, sandbox=True)
-        ended = play(made, 2, tmp_path / "log")
-    assert [ended[i].reward for i in range(2)] == [1.0, 2.0], (tmp_path / "log").read_text()[:5000]
+        made = options(small_config, tmp_path, "", path=None, command=words, sandbox=True)
+        with AgentPool(made, log=tmp_path / "log") as pool:
+            ended = play(pool, 2)
+    assert rewards(ended) == [1.0, 2.0], (tmp_path / "log").read_text()[:5000]
     assert (tmp_path / "log").stat().st_size < 3 * MAX_ERROR_BYTES
 
 
@@ -175,70 +191,53 @@ def test_a_sandboxed_command_names_what_it_shows(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("command", "why"), [("", "names no program"), ("python 'a.py", "No closing quotation")])
 def test_commands_without_a_program_are_refused(small_config, tmp_path, command, why):
-    made = options(small_config, tmp_path, "in_thread", path=None, command=command)
+    made = options(small_config, tmp_path, "", path=None, command=command)
     with refused(f"rollout.multi_turn.agent.command={command!r}: {why}"):
         load_agent(made.agent)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "failure"),
-    [
-        ("raise ValueError('no')", "ValueError: no"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
-        ("return 'many'", "ValueError: could not convert*"),
-        ("return float('nan')", "ValueError: the agent returned the reward nan*"),
-    ],
-)
-def test_an_agent_that_fails_costs_its_own_episode(small_config, tmp_path, how, failure):
-    ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4, tmp_path / "log")
-    assert ended[0].failure.startswith(failure.rstrip("*"))
-    assert [ended[i].reward for i in range(1, 4)] == [1.0] * 3
-    assert "Traceback" in (tmp_path / "log").read_text()
+WAYS = {
+    "raise ValueError('no')": "ValueError: no",
+    "raise KeyboardInterrupt": "KeyboardInterrupt: ",
+    "return 'many'": "ValueError: could not convert",
+    "return float('nan')": "ValueError: the agent returned the reward nan",
+    # The task ends, and its agent with a reward.
+    "asyncio.create_task(leave()); await asyncio.sleep(0.1); return 0.5": "",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["in_thread", "coroutine"])
-def test_stopped_agents_log_no_error_and_run_again(small_config, tmp_path, name):
-    log, records = tmp_path / "log", [PromptRecord(uid, [1], "x", None, {}, [], False) for uid in range(6)]
-    with AgentPool(options(small_config, tmp_path, name, max_sessions=4), log=log) as pool:
-        for _ in range(2):
-            pool.play(records)
-            asked: list[Asked] = []
-            while len(asked) < 4:
-                event = pool.endpoint.events.get(timeout=60)
-                asked += [event] if isinstance(event, Asked) else []
-            pool.endpoint.stop(range(6), [event.reply for event in asked])
-            started = time.monotonic()
-            pool.submit(bool).result()  # after the sessions
-            assert time.monotonic() - started < STOP_S
-    assert "Traceback" not in log.read_text()
-
-
-@pytest.mark.slow
-def test_a_task_that_exits_stops_no_loop(small_config, tmp_path):
-    how = "asyncio.create_task(leave()); await asyncio.sleep(0.1); return 0.5"
-    ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4)
-    assert [ended[i].reward for i in range(4)] == [0.5, 1.0, 1.0, 1.0]
+def test_failed_agents_cost_their_own_episodes(small_config, tmp_path):
+    log = tmp_path / "log"
+    with AgentPool(options(small_config, tmp_path, "misbehaves", *WAYS), log=log) as pool:
+        ended = play(pool, 12)  # half of them in the process of those that misbehave
+    for number, failure in enumerate(WAYS.values()):
+        assert ended[number].failure.startswith(failure) and bool(ended[number].failure) == bool(failure)
+    assert rewards(ended) == [0.0] * 4 + [0.5] + [1.0] * 7 and "Traceback" in log.read_text()
 
 
 @pytest.mark.slow
 def test_a_process_that_ends_costs_its_sessions_alone(small_config, tmp_path):
-    ended = play(options(small_config, tmp_path, "one_misbehaves", "os._exit(5)"), 4)
+    with AgentPool(options(small_config, tmp_path, "misbehaves", "os._exit(5)")) as pool:
+        ended = play(pool, 4)
     assert all(ended[i].failure.startswith("its process ended") for i in (0, 1))
-    assert [ended[i].reward for i in (2, 3)] == [1.0, 1.0]
+    assert rewards(ended) == [0.0, 0.0, 1.0, 1.0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", ["await asyncio.sleep(999)", "time.sleep(999)", "await asyncio.to_thread(time.sleep, 999)"]
+    ("ways", "expected"),
+    [
+        (["await asyncio.sleep(999)", "await asyncio.to_thread(time.sleep, 999)"], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
+        # Session 1 is in the same process, which has to be replaced.
+        (["time.sleep(999)"], [0.0, 0.0, 1.0, 1.0]),
+    ],
 )
-def test_a_hanging_agent_that_is_closed_stops_nobody(small_config, tmp_path, how):
+def test_hanging_agents_that_are_closed_stop_nobody(small_config, tmp_path, ways, expected):
     started = time.monotonic()
-    ended = play(options(small_config, tmp_path, "one_misbehaves", how), 4, close_after_s=0.0)
-    # Session 1 is in the same process, which may have to be replaced.
-    lost = how.startswith("time")
-    assert [ended[i].reward for i in (1, 2, 3)] == [0.0 if lost else 1.0, 1.0, 1.0] and time.monotonic() - started < 60
+    with AgentPool(options(small_config, tmp_path, "misbehaves", *ways)) as pool:
+        ended = play(pool, len(expected), len(ways))
+    assert rewards(ended) == expected and time.monotonic() - started < 60
 
 
 def test_the_reward_of_a_command_is_in_its_last_line():
@@ -249,6 +248,6 @@ def test_the_reward_of_a_command_is_in_its_last_line():
 
 def test_an_agent_of_another_form_is_refused(small_config, tmp_path, tiny_tokenizer):
     path = user_code(tmp_path, "async def agent(record): ...\n", "other.py") + ":agent"
-    made = options(small_config, tmp_path, "in_thread", path=path)
+    made = options(small_config, tmp_path, "", path=path)
     with refused("rollout.multi_turn.agent.path=...it is called with (record, base_url, api_key)..."):
         check_conversations(made, tiny_tokenizer, "chat", {})

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import user_code
-from tests.rollout.agents.test_agent_pool import AGENTS, options
-from verl.data.prompt_record import PromptRecord
+from tests.rollout.agents.test_agent_pool import AGENTS, options, records
 from verl.rollout.agents.endpoint import Asked, Ended
 from verl.rollout.agents.pool import AgentPool
 from verl.rollout.agents.protocol import completion
@@ -93,11 +92,10 @@ def test_another_account_reaches_no_session(small_config, tmp_path: Path):
         pytest.skip("an attacker with another account needs root")
     tmp_path.chmod(0o755)
     log = tmp_path / "environments.log"
-    file = user_code(tmp_path, AGENT.replace("HOW", "pass"), "command.py")
-    made = options(small_config, tmp_path, "in_thread", path=None, command=f"{sys.executable} {file}")
-    records = [PromptRecord(uid, [1], "x", None, {}, [], False) for uid in range(2)]
+    file = user_code(tmp_path, AGENT.replace("WAYS", ""), "command.py")
+    made = options(small_config, tmp_path, "", path=None, command=f"{sys.executable} {file}")
     with AgentPool(made, log=log) as pool:
-        pool.play(records)
+        pool.play(records(2))
         secrets = [*pool.endpoint._keys.values(), pool.endpoint.control_url.rpartition("/")[2]]
         asked = next_turns(pool, 2)
         # While both agents wait for their first turn, with their addresses in their environments.

@@ -139,28 +139,5 @@ def test_tokens_that_do_not_fit_are_refused(game):
         _ = reply.outcome
 
 
-@pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        ([], "the body: expected a JSON object"),
-        ({}, "prompt: expected text or a list of token ids, one prompt a request"),
-        ({"prompt": ["a", "b"]}, "prompt: expected text or a list..."),
-        ({"prompt": [True]}, "prompt: expected text or a list..."),
-        ({"prompt": [-1]}, "prompt: expected text or a list..."),
-        ({"prompt": [[1], [2]]}, "prompt: expected text or a list..."),
-        ({"prompt": "a", "n": 2}, "n: one completion a request; send the request again for another"),
-        ({"prompt": "a", "best_of": 2}, "best_of: one completion a request..."),
-        ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format: constrained decoding..."),
-        ({"prompt": "a", "echo": True}, "echo: the prompt is not repeated..."),
-        ({"prompt": "a", "stream": True}, "stream: completions are not streamed; use chat completions"),
-        ({"prompt": "a", "logprobs": 5}, "logprobs: expected 1 or 0..."),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens: expected a positive number"),
-    ],
-)
-def test_requests_that_cannot_be_answered(body, error):
-    with refused(error, ProtocolError):
-        read_completion_request(body)
-
-
 def test_one_prompt_may_be_in_a_list():
     assert [read_completion_request({"prompt": [prompt]}).prompt for prompt in ("a", [1, 2])] == ["a", [1, 2]]

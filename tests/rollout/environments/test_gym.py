@@ -1,16 +1,12 @@
 """Gymnasium's interface: replayed actions, seeded draws, and errors that name the user's class."""
 
-import asyncio
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.rollout.environments.test_pool import RECORD, contents
-from verl.config.errors import ConfigError
-from verl.rollout.environments.pool import EnvironmentStep, first_observation, take_step
-from verl.rollout.environments.tools import Turn
+from tests.rollout.kit import RECORD, contents, start, take
 from verl.rollout.gym_environment import GymEnvironment
 
 
@@ -45,28 +41,27 @@ class Walking(GymEnvironment):
 
 
 @pytest.mark.parametrize(
-    ("seed", "said", "heard"),
+    ("seed", "actions", "heard"),
     [
         (1, ["1", "up", "1"], [("at 2", False), ("Say 1 or -1.", False), ("at 3", True)]),
         (9, ["1", "-1", "-1", "-1"], [("at 10", False), ("at 9", False), ("at 8", False), ("at 7", True)]),
     ],
 )
 @pytest.mark.parametrize("travels", [False, True])
-def test_gymnasiums_interface(seed: int, said: list[str], heard: list[tuple[str, bool]], travels: bool):
+def test_gymnasiums_interface(seed: int, actions: list[str], heard: list[tuple[str, bool]], travels: bool):
     environment, state, answers = Walking(), "", []
     record = replace(RECORD, extra_info={"seed": seed})
     for asked, place in ((record, seed), (RECORD, RECORD.uid)):
-        seen = asyncio.run(first_observation(environment, asked))[1]
-        assert seen == [{"role": "user", "content": f"at {place}"}]
+        assert start(environment, asked)[1] == [f"at {place}"]
     Walk.made = 0
-    for text in said:
+    for text in actions:
         # In another process the actions so far are taken again.
         environment = Walking() if travels else environment
-        answers.append(asyncio.run(take_step(environment, EnvironmentStep(record, state, Turn(text, [1], [], False)))))
+        answers.append(take(environment, state=state, record=record, text=text))
         state = answers[-1].state
     assert [(contents(answer)[0], answer.done) for answer in answers] == heard
     moves = [answer.reward for answer in answers if answer.counts[2] == 0]
-    assert moves == [-0.5] * (len(said) - said.count("up"))
+    assert moves == [-0.5] * (len(actions) - actions.count("up"))
     assert Walk.made == (len(moves) if travels else 1)
 
 
@@ -89,10 +84,10 @@ class Numpys(Walking):
 def test_games_of_one_process_draw_apart():
     def played(environments: list[Numpys], seeds: list[int]) -> list[list[str]]:
         states, heard = [""] * len(seeds), [list[str]() for _ in seeds]
-        for said in ("number", "array", "tuple"):
+        for text in ("number", "array", "tuple"):
             for i, seed in enumerate(seeds):
-                record, turn = replace(RECORD, extra_info={"seed": seed}), Turn(said, [1], [], False)
-                answer = asyncio.run(take_step(environments.pop(0), EnvironmentStep(record, states[i], turn)))
+                record = replace(RECORD, extra_info={"seed": seed})
+                answer = take(environments.pop(0), state=states[i], record=record, text=text)
                 states[i] = answer.state
                 heard[i] += contents(answer)
         return heard
@@ -107,21 +102,21 @@ def test_games_of_one_process_draw_apart():
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("text", "line"),
     [
         (
             "two",
-            r"Numpys: its environment's step\(2\), where action\(text\) returned that, raised AssertionError: no suc",
+            "...Numpys: its environment's step(2), where action(text) returned that, raised AssertionError: no suc...",
         ),
-        ("set", "TypeError: action\\(text\\) returned set; an action must be a JSON value"),
+        ("set", "...TypeError: action(text) returned set; an action must be a JSON value..."),
     ],
 )
-def test_wrong_action_is_named(said: str, message: str):
-    with pytest.raises(ConfigError, match=message):
-        asyncio.run(take_step(Numpys(), EnvironmentStep(RECORD, "", Turn(said, [1], [], False))))
+def test_wrong_action_is_named(refused, text: str, line: str):
+    with refused(line):
+        take(Numpys(), text=text)
 
 
-def test_wrong_reward_names_the_users_class(monkeypatch: pytest.MonkeyPatch):
+def test_wrong_reward_names_the_users_class(refused, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Walk, "step", lambda *_: (0, float("nan"), False, False, {}))
-    with pytest.raises(ConfigError, match=r"Walking: step\(state, turn\) \(.*test_gym.py, line .* the reward nan"):
-        asyncio.run(take_step(Walking(), EnvironmentStep(RECORD, "", Turn("1", [1], [], False))))
+    with refused("...Walking: step(state, turn) (...test_gym.py, line ...) returned the reward nan..."):
+        take(Walking(), text="1")

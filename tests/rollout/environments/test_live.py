@@ -1,36 +1,24 @@
 """First observations in prompts, and environments with TRL's contract, which are repeated elsewhere."""
 
-import asyncio
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 
-from tests.conftest import ROOT, shipped_config
-from tests.kit import data_options, jsonl
+from tests.kit import data_options, jsonl, user_code
+from tests.rollout.kit import RECORD, contents, documented, multi_turn, start, take
+from tests.tables import refusals
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import PromptDataset
-from verl.evaluation.benchmarks import load_benchmark
-from verl.evaluation.tasks import observed_problems
 from verl.rollout.environments.conversations import THE_END, check_conversations, new_conversations
 from verl.rollout.environments.live import LiveEnvironment
-from verl.rollout.environments.pool import (
-    Answer,
-    EnvironmentStep,
-    beginning,
-    first_observation,
-    load_environment,
-    take_step,
-)
-from verl.rollout.environments.tools import Call, Turn, tool_schemas
-
-RECORD = PromptRecord(3, [5], "environment", None, {"target": 4}, [{"role": "user", "content": "Play."}], False)
+from verl.rollout.environments.pool import beginning, load_environment
+from verl.rollout.environments.tools import tool_schemas
 
 SOURCE = '''
 import random, time
@@ -105,7 +93,7 @@ class Late(Silent):
             time.sleep(1000)
         return str(target)
 
-class Broken:
+class Shown:
     def start(self, record):
         return {"number": record.extra_info["number"]}
 
@@ -113,37 +101,14 @@ class Broken:
         return state, [], True, 1.0
 
     def observe(self, state):
-        return {"none": None, "text": "see", "role": [{"content": "see"}]}.get(state["number"]) or 1 / 0
-
-class Shown(Broken):
-    def observe(self, state):
         return [{"role": "user", "content": f"You see {state['number']}."}]
 '''
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Callable[..., MultiTurnConfig]:
-    (tmp_path / "mine.py").write_text(SOURCE)
-
-    def options(name: str, **changes: Any) -> MultiTurnConfig:
-        shipped = replace(shipped_config().rollout.multi_turn, num_workers=1, timeout_s=2.0, memory_limit_mb=512)
-        return replace(shipped, **({"enable": True, "environment": f"{tmp_path / 'mine.py'}:{name}"} | changes))
-
-    return options
-
-
-def begun(environment: Any, record: PromptRecord = RECORD) -> tuple[str, list[str]]:
-    state, messages = asyncio.run(first_observation(environment, record))
-    return state, [message["content"] for message in messages]
-
-
-def step(environment: Any, state: str, *calls: tuple[str, Any], turn: Turn | None = None) -> Answer:
-    turn = turn or Turn("", [1], [Call(*call) for call in calls], False)
-    return asyncio.run(take_step(environment, EnvironmentStep(RECORD, state, turn)))
-
-
-def said(answer: Answer) -> list[str]:
-    return [message["content"] for message in answer.messages]
+    path = user_code(tmp_path, SOURCE)
+    return lambda name, **changes: multi_turn(environment=f"{path}:{name}", **changes)
 
 
 def test_public_methods_are_tools(environment):
@@ -155,106 +120,75 @@ def test_public_methods_are_tools(environment):
 
 def test_calls_are_answered_until_a_turn_has_none(environment):
     dice = load_environment(environment("Dice", max_parallel_calls=2))
-    state, messages = begun(dice)
+    state, messages = start(dice)
     assert len(messages) == 1 and messages[0].startswith("Play. Reach 4, from ")
-    first = step(dice, state, ("throw", {"sides": 6}), ("throw", {"sides": "0"}), ("throw", {"sides": 6}))
-    assert said(first)[0].startswith("throw 1: ") and said(first)[1:] == ["Error: ValueError: no such die"]
+    first = take(dice, ("throw", {"sides": 6}), ("throw", {"sides": "0"}), ("throw", {"sides": 6}), state=state)
+    assert contents(first)[0].startswith("throw 1: ") and contents(first)[1:] == ["Error: ValueError: no such die"]
     assert (first.done, first.reward, first.counts) == (False, 0.0, (3, 0, 1, 0, 0, 0))
-    unknown = step(dice, first.state, ("get_reward", {}), ("_hidden", {}))
-    assert [text.partition(";")[0] for text in said(unknown)] == [
+    unknown = take(dice, ("get_reward", {}), ("_hidden", {}), state=first.state)
+    assert [text.partition(";")[0] for text in contents(unknown)] == [
         "Error: there is no tool 'get_reward'",
         "Error: there is no tool '_hidden'",
     ]
-    last = step(dice, unknown.state)
+    last = take(dice, state=unknown.state)
     assert (last.done, last.reward, last.counts) == (True, 0.25, (0, 0, 0, 0, 0, 0))
-    assert step(dice, first.state, turn=THE_END).reward == 0.25
+    assert take(dice, state=first.state, **THE_END._asdict()).reward == 0.25
 
 
 def test_objects_are_repeated_elsewhere(environment):
     here = load_environment(environment("Dice"))
-    state, _ = begun(here)
-    answers = [step(here, state, ("throw", {"sides": 100}))]
+    state, _ = start(here)
+    answers = [take(here, ("throw", {"sides": 100}), state=state)]
     for _ in range(3):
-        answers.append(step(here, answers[-1].state, ("throw", {"sides": 100})))
+        answers.append(take(here, ("throw", {"sides": 100}), state=answers[-1].state))
     for before, expected in zip([state, *(answer.state for answer in answers)], answers, strict=False):
-        again = step(load_environment(environment("Dice")), before, ("throw", {"sides": 100}))
+        again = take(load_environment(environment("Dice")), ("throw", {"sides": 100}), state=before)
         assert again == expected
-    assert begun(load_environment(environment("Dice"))) == (state, json.loads(json.dumps([json.loads(state)["text"]])))
-    assert begun(here, replace(RECORD, uid=4))[1] != begun(here)[1]
-    assert begun(here, replace(RECORD, uid=4, extra_info={"target": 4, "seed": 3}))[1] == begun(here)[1]
+    assert start(load_environment(environment("Dice"))) == (state, json.loads(json.dumps([json.loads(state)["text"]])))
+    assert start(here, replace(RECORD, uid=4))[1] != start(here)[1]
+    assert start(here, replace(RECORD, uid=4, extra_info={"target": 4, "seed": 3}))[1] == start(here)[1]
 
 
 def test_objects_stay_in_their_process(environment):
     here = load_environment(environment("Dice"))
-    module = __import__("sys").modules[here.made.__module__]
-    state = begun(here)[0]
+    module = sys.modules[here.made.__module__]
+    state = start(here)[0]
     made = len(module.made)
     for _ in range(5):
-        state = step(here, state, ("throw", {"sides": 6})).state
+        state = take(here, ("throw", {"sides": 6}), state=state).state
     assert len(module.made) == made + 1
 
 
 def test_differences_are_counted_and_named(environment, capsys):
     server = load_environment(environment("Server"))
-    state, messages = begun(server)
+    state, messages = start(server)
     assert messages == ["game 1"]
-    answer = step(server, state, ("throw", {"sides": 6}))
+    answer = take(server, ("throw", {"sides": 6}), state=state)
     assert answer.counts == (1, 0, 0, 0, 1, 0)
     assert "mine.py:Server': reset answered 'game 2' when repeated, not 'game 1'" in capsys.readouterr().out
-    assert step(server, answer.state, ("throw", {"sides": 6})).counts == (1, 0, 0, 0, 0, 0)
+    assert take(server, ("throw", {"sides": 6}), state=answer.state).counts == (1, 0, 0, 0, 0, 0)
     changed = answer.state.replace("throw 1", "throw 9")
-    assert step(server, changed).counts[4] == 2
+    assert take(server, state=changed).counts[4] == 2
     assert "throw answered 'throw 1: " in capsys.readouterr().out
 
 
 def test_environment_without_reward_or_text(environment):
     silent = load_environment(environment("Silent"))
-    state, messages = begun(silent)
-    answer = step(silent, state, ("wait", {}))
-    assert (messages, said(answer)) == ([], ["waited"])
-    assert step(silent, answer.state)[2:4] == (True, 0.0) and not silent.gives_reward
+    state, messages = start(silent)
+    answer = take(silent, ("wait", {}), state=state)
+    assert (messages, contents(answer)) == ([], ["waited"])
+    assert take(silent, state=answer.state)[2:4] == (True, 0.0) and not silent.gives_reward
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Undescribed", "mine.py:Undescribed': go: its schema raised "),
-        ("Picture", "mine.py:Picture': reset(**row) returned list; expected text or None"),
-    ],
-)
-def test_classes_that_cannot_be_used_are_refused(environment, name: str, message: str):
-    with pytest.raises(ConfigError) as error:
-        begun(load_environment(environment(name)))
-    assert message in str(error.value) and "\n" not in str(error.value)
+@pytest.mark.parametrize(("name", "reward", "line"), refusals("rollout/refusals.txt", "classes"))
+def test_class_that_cannot_be_used_is_refused(environment, refused, name: str, reward: str, line: str):
+    with refused(line):
+        made = load_environment(environment(name, reward=reward))
+        take(made, state=start(made)[0])
 
 
-def test_properties_are_not_evaluated_and_rewards_checked(environment):
-    board = load_environment(environment("Board", reward="only"))
+def test_properties_are_not_evaluated(environment):
     assert [schema["function"]["name"] for schema in tool_schemas(environment("Board"))] == ["wait"]
-    line = 1 + SOURCE[: SOURCE.index('def get_reward(self):\n        return "good"')].count("\n")
-    with pytest.raises(
-        ConfigError, match=rf"Board': get_reward\(\) \(.*mine.py, line {line}\) returned the reward 'good'"
-    ):
-        step(board, begun(board)[0])
-    with pytest.raises(ConfigError, match="Silent': has no get_reward.. for rollout.multi_turn.reward=only; define it"):
-        load_environment(environment("Silent", reward="only"))
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        ("text", "Broken: observe(state) returned the messages 'see'; expected a list of dicts"),
-        (
-            "role",
-            "Broken: observe(state) returned the message {'content': 'see'}; expected a dict with role and content",
-        ),
-        ("none", "Broken: observe(state) raised ZeroDivisionError: division by zero"),
-    ],
-)
-def test_mistakes_of_observe_are_named(environment, number: str, message: str):
-    with pytest.raises(ConfigError) as error:
-        begun(load_environment(environment("Broken")), replace(RECORD, extra_info={"number": number}))
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -315,35 +249,20 @@ def test_rows_reach_reset_and_slow_ones_end_the_run(environment, tmp_path: Path)
             )
 
 
-@pytest.mark.slow
-def test_evaluations_begin_with_observations(environment, tmp_path: Path):
-    jsonl(tmp_path / "game.jsonl", *({"prompt": [{"role": "user", "content": "Look."}], "number": n} for n in (1, 2)))
-    problems = load_benchmark("game", tmp_path, scored=False, whole_rows=True)
-    (found,) = observed_problems({"game": problems}, environment("Shown")).values()
-    assert [problem.messages[0]["content"] for problem in found] == ["Look.\n\nYou see 1.", "Look.\n\nYou see 2."]
-    assert (found[1].record(1, [5]).state, found[1].record(1, [5]).uid) == ('{"number": 2}', 1)
-    assert observed_problems({"game": problems}, environment("Shown", enable=False)) == {"game": problems}
-
-
 def test_nothing_begins_without_observe(environment):
-    with beginning(shipped_config().rollout.multi_turn) as begin:
-        assert begin is None
-    with beginning(environment("Broken", enable=False)) as begin:
-        assert begin is None
+    for options in (multi_turn(enable=False), environment("Shown", enable=False)):
+        with beginning(options) as begin:
+            assert begin is None
 
 
 def test_documented_class_counts(tmp_path: Path):
-    text = (ROOT / "docs" / "conversations.md").read_text()
-    (source,) = [part.partition("```")[0] for part in text.split("```python\n") if "class Counter" in part]
-    (tmp_path / "mine.py").write_text(source)
-    path = f"{tmp_path / 'mine.py'}:Counter"
-    options = replace(shipped_config().rollout.multi_turn, enable=True, environment=path)
+    options = multi_turn(environment=f"{documented('class Counter', tmp_path)}:Counter")
     counter = load_environment(options)
     assert isinstance(counter, LiveEnvironment)
-    state, messages = begun(counter)
-    answer = step(counter, step(counter, state, ("increment", {"by": 3})).state, ("increment", {"by": 1}))
-    assert (messages, said(answer)) == (["Count up to 4."], ["4"])
-    assert step(counter, answer.state).reward == 1.0
+    state, messages = start(counter)
+    answer = take(counter, ("increment", {"by": 1}), state=take(counter, ("increment", {"by": 3}), state=state).state)
+    assert (messages, contents(answer)) == (["Count up to 4."], ["4"])
+    assert take(counter, state=answer.state).reward == 1.0
     tokenizer = make_tiny_tokenizer()
     with pytest.raises(ConfigError, match="role 'tool'"):
         tokenizer.chat_template = "{% for m in messages if m.role != 'tool' %}{{ m.role + m.content }}{% endfor %}"

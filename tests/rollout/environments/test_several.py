@@ -1,6 +1,5 @@
 """Several environments in one run, chosen by a column, and reward functions that read their objects."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,8 +12,9 @@ import pytest
 import torch
 from tiny_tokenizer import make_tiny_tokenizer
 
-from tests.conftest import shipped_config
-from tests.kit import data_options, jsonl, refused
+from tests.kit import data_options, jsonl, user_code
+from tests.rollout.kit import RECORD, multi_turn, step_of, take, turn
+from tests.tables import refusals
 from verl.batch import POLICY
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_record import PromptRecord
@@ -29,11 +29,9 @@ from verl.rollout.environments.conversations import (
     new_conversations,
     with_tools,
 )
-from verl.rollout.environments.pool import EnvironmentPool, EnvironmentStep, beginning, load_environment, take_step
-from verl.rollout.environments.tools import Call, Turn
+from verl.rollout.environments.pool import EnvironmentPool, EnvironmentStep, beginning, load_environment
+from verl.rollout.environments.tools import Turn
 from verl.rollout.partial import PartialResponse, to_batch
-
-RECORD = PromptRecord(3, [5], "environment", None, {"target": 4}, [{"role": "user", "content": "Play."}], False)
 
 SOURCE = '''
 import random
@@ -102,17 +100,15 @@ def hinted(environments, hint):
 
 @pytest.fixture
 def options(tmp_path: Path) -> Callable[..., MultiTurnConfig]:
-    (tmp_path / "mine.py").write_text(SOURCE)
+    file = user_code(tmp_path, SOURCE)
 
     def made(environment: str | dict[str, str], *functions: str, **changes: Any) -> MultiTurnConfig:
         def path(name: str) -> str:
             weight, _, name = name.rpartition("*")
-            return f"{weight}{weight and '*'}{tmp_path / 'mine.py'}:{name}"
+            return f"{weight}{weight and '*'}{file}:{name}"
 
         named = {n: path(c) for n, c in environment.items()} if isinstance(environment, dict) else path(environment)
-        used = {"environment": named, "reward_functions": [path(function) for function in functions], **changes}
-        shipped = shipped_config().rollout.multi_turn
-        return replace(shipped, enable=True, num_workers=1, memory_limit_mb=512, **used)
+        return multi_turn(environment=named, reward_functions=[path(each) for each in functions], **changes)
 
     return made
 
@@ -123,17 +119,17 @@ GAMES = {"count": "Scored", "guess": "Guess"}
 def played(environment: Any, record: PromptRecord, *turns: Turn) -> float:
     """Play the turns and return the sum of rewards."""
     state, total = "", 0.0
-    for turn in turns:
-        answer = asyncio.run(take_step(environment, EnvironmentStep(record, state, turn)))
+    for each in turns:
+        answer = take(environment, state=state, record=record, **each._asdict())
         state, total = answer.state, total + answer.reward
     return total
 
 
 def adds(by: int) -> Turn:
-    return Turn(f"add {by}", [1], [Call("add", {"by": by})], False)
+    return turn(("add", {"by": by}), text=f"add {by}")
 
 
-LAST = Turn("done", [1], [], False)
+LAST = turn(text="done")
 
 
 @pytest.mark.slow
@@ -158,10 +154,7 @@ def test_each_record_chooses_its_environment(options, tmp_path: Path):
     assert [text.startswith("add<|user|>") for text in texts] == [True, False]
     with EnvironmentPool(chosen) as pool:
         assert (pool.settles(count), pool.settles(guess)) == (True, False)
-        steps = [
-            EnvironmentStep(count, count.state, adds(3)),
-            EnvironmentStep(guess, guess.state, Turn("7", [1], [], False)),
-        ]
+        steps = [EnvironmentStep(count, count.state, adds(3)), step_of(record=guess, state=guess.state, text="7")]
         first, won = [future.result() for future in pool.ask(steps)]
         (last,) = pool.ask([EnvironmentStep(count, first.state, LAST)])
         assert (first.messages[0]["content"], won.reward, last.result().reward) == ("3", 1.0, 0.3)
@@ -176,9 +169,12 @@ def test_problems_choose_their_environment(options, tmp_path: Path):
     problems = load_benchmark("game", tmp_path, scored=False, whole_rows=True)
     (found,) = observed_problems({"game": problems}, options(GAMES)).values()
     assert [problem.record(0).messages[0]["content"] for problem in found] == ["Go.\n\nCount up to 4.", "Go."]
+    first = found[0].record(1, [5])
+    assert (json.loads(first.state)["row"]["target"], first.uid) == (4, 1)
+    assert observed_problems({"game": problems}, options(GAMES, enable=False)) == {"game": problems}
 
 
-def test_unknown_environments_name_the_record(options):
+def test_unknown_environments_name_the_record(options, refused):
     pool = EnvironmentPool(options(GAMES))
     fix = "must be one of count, guess, the names in rollout.multi_turn.environment"
     for info in ({"environment": "chess"}, {}, {"environment": ["count"]}):
@@ -186,7 +182,7 @@ def test_unknown_environments_name_the_record(options):
             pool.begin([replace(RECORD, extra_info=info)], ["a.jsonl, row 5"])
 
 
-def test_each_environment_has_its_tools(options):
+def test_each_environment_has_its_tools(options, refused):
     chosen = options(GAMES)
     assert with_tools({"a": 1}, chosen) == {"a": 1} == with_tools({"a": 1}, chosen, "guess")
     assert [tool["function"]["name"] for tool in with_tools({}, chosen, "count")["tools"]] == ["add"]
@@ -216,8 +212,7 @@ def test_functions_score_the_object(options):
     assert played(environment, RECORD, adds(3), adds(1), LAST) == 0.4 + 1.0
     assert played(environment, RECORD, adds(3), LAST) == 0.3 + 0.5 * 1
     # Cut off: the last turn is read, but its calls are not.
-    cut_off = Turn("add", [1], [], False, ends=True)
-    assert played(environment, RECORD, adds(3), cut_off) == 0.3 + 0.5 * 1
+    assert played(environment, RECORD, adds(3), turn(text="add", ends=True)) == 0.3 + 0.5 * 1
     seen = load_environment(options("Scored")).made.reset.__globals__["seen"]
     assert seen["prompts"] == [[{"role": "user", "content": "Play.\n\nCount up to 4."}]] and seen["target"] == [4]
     assert seen["completions"] == [
@@ -243,43 +238,20 @@ def test_functions_get_the_column_and_the_same_chance(options):
 
 def test_functions_are_called_with_a_repeated_object(options):
     made = options("Counter", "reached", reward="only")
-    answer = asyncio.run(take_step(load_environment(made), EnvironmentStep(RECORD, "", adds(4))))
-    again = asyncio.run(take_step(load_environment(made), EnvironmentStep(RECORD, answer.state, LAST)))
+    answer = take(load_environment(made), ("add", {"by": 4}))
+    again = take(load_environment(made), state=answer.state)
     assert (again.reward, again.done) == (1.0, True) and len(json.loads(again.state)["said"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("environment", "function", "message"),
-    [
-        (
-            "Counter",
-            "blind",
-            "mine.py:blind has no parameter environments; add it, or list the function in",
-        ),
-        ("Guess", "reached", "mine.py:Guess' have no object to score; let step return rewards, or write a class"),
-    ],
-)
-def test_functions_that_cannot_be_called(options, environment: str, function: str, message: str):
-    with refused(f"...{message}..."):
-        load_environment(options(environment, function))
+@pytest.mark.parametrize(("environment", "function", "line"), refusals("rollout/refusals.txt", "reward functions"))
+def test_unfit_reward_function_is_refused(options, refused, environment: str, function: str, line: str):
+    with refused(line):
+        played(load_environment(options(environment, function)), RECORD, LAST)
 
 
-def test_functions_without_their_column(options):
+def test_reward_function_without_its_column_is_refused(options, refused):
     pool = EnvironmentPool(options("Counter", "hinted"))
     with refused(
-        "a.jsonl, row 5: rollout.multi_turn.reward_functions: ...hinted needs hint, but the record has target..."
+        "a.jsonl, row 5: rollout.multi_turn.reward_functions: ...hinted needs hint, but the record has targ..."
     ):
         pool.begin([RECORD], ["a.jsonl, row 5"])
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("twice", "returned [1.0, 2.0]; expected a list of one reward"),
-        ("bare", "returned 1.0; expected a list of one reward"),
-        ("infinite", "returned the reward inf; expected None"),
-    ],
-)
-def test_functions_that_return_other_things(options, function: str, message: str):
-    with refused(f"...{message}..."):
-        played(load_environment(options("Counter", function)), RECORD, LAST)

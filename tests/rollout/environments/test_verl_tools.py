@@ -1,17 +1,16 @@
 """Tool classes written for veRL, as they are."""
 
-import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import shipped_config
+from tests.kit import user_code
+from tests.rollout.kit import RECORD, contents, multi_turn, take
 from verl.config.errors import ConfigError
-from verl.data.prompt_record import PromptRecord
-from verl.rollout.environments.pool import EnvironmentStep, load_environment, take_step
-from verl.rollout.environments.tools import Call, Turn, tool_schemas
+from verl.rollout.environments.pool import load_environment
+from verl.rollout.environments.tools import tool_schemas
 
 # In the form of veRL's own tool for GSM8K.
 TOOL = """
@@ -75,21 +74,18 @@ def test_a_tool_class_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest
     if shell_folder:  # the shell is in the checkout, and the file is not
         monkeypatch.chdir(tmp_path)
         file = file.rename(tmp_path.with_suffix(".yaml"))
-    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(file))
-    assert [*load_environment(options).tools] == ["calc_gsm8k_reward"]
+    assert [*load_environment(multi_turn(tool_config_path=str(file))).tools] == ["calc_gsm8k_reward"]
 
 
 def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "grader.py").write_text(TOOL)
     (tmp_path / "tools.yaml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    shipped = shipped_config().rollout.multi_turn
-    options = replace(shipped, enable=True, tool_config_path="tools.yaml", max_parallel_calls=2)
+    options = multi_turn(tool_config_path="tools.yaml", max_parallel_calls=2)
     info = {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "18"}}}}
-    record = PromptRecord(0, [5], "openai/gsm8k", "18", info, [], False)
-    calls = [Call("calc_gsm8k_reward", {"answer": answer}) for answer in ("18", "17")]
-    answer = asyncio.run(take_step(load_environment(options), EnvironmentStep(record, "", Turn("", [1], calls, False))))
-    assert [m["content"] for m in answer.messages] == ["calc_gsm8k_reward: 1.0", "calc_gsm8k_reward: 0.0"]
+    calls = [("calc_gsm8k_reward", {"answer": answer}) for answer in ("18", "17")]
+    answer = take(load_environment(options), *calls, record=replace(RECORD, extra_info=info))
+    assert contents(answer) == ["calc_gsm8k_reward: 1.0", "calc_gsm8k_reward: 0.0"]
     assert answer.reward == 0.0
     (schema,) = tool_schemas(options)
     assert schema["function"]["parameters"]["required"] == ["answer"]
@@ -108,11 +104,11 @@ def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_another_file_is_refused_in_a_line(tmp_path: Path, content: bytes):
     (tmp_path / "tools.yaml").write_bytes(content)
-    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
+    options = multi_turn(tool_config_path=str(tmp_path / "tools.yaml"))
     with pytest.raises(ConfigError, match="tools.yaml': not a list of tools with class_name and tool_schema: "):
         load_environment(options)
     with pytest.raises(ConfigError, match="reward='only': tools give no rewards; set it to add"):
-        replace(options, reward="only")
+        multi_turn(tool_config_path=options.tool_config_path, reward="only")
 
 
 COUNTER = """
@@ -165,15 +161,11 @@ def helper(number):
 def test_tool_of_verl_0_9_gets_agent_data_and_keeps_fields(tmp_path: Path):
     (tmp_path / "counter.py").write_text(COUNTER)
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: my.counter.Counter, config: {type: native}}]")
-    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
+    options = multi_turn(tool_config_path=str(tmp_path / "tools.yaml"))
     assert [schema["function"]["name"] for schema in tool_schemas(options)] == ["count"]
-    environment, state, texts = load_environment(options), "", []
-    record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [{"role": "user", "content": "Count."}], False)
-    for _ in range(2):
-        step = EnvironmentStep(record, state, Turn("", [1], [Call("count", {})], False))
-        answer = asyncio.run(take_step(environment, step))
-        state = answer.state
-        texts.append(answer.messages[0]["content"])
+    environment = load_environment(options)
+    first = take(environment, ("count", {}))
+    texts = contents(first) + contents(take(environment, ("count", {}), state=first.state))
     assert texts == [
         "1 of 1: ['user', 'assistant']",
         "2 of 2: ['user', 'assistant', 'tool', 'assistant']",
@@ -181,27 +173,22 @@ def test_tool_of_verl_0_9_gets_agent_data_and_keeps_fields(tmp_path: Path):
 
 
 def test_function_tools_of_verl_0_9(tmp_path: Path):
-    (tmp_path / "functions.py").write_text(FUNCTIONS)
-    path = str(tmp_path / "functions.py")
-    shipped = shipped_config().rollout.multi_turn
-    options = replace(shipped, enable=True, function_tool_path=path, max_parallel_calls=2)
+    path = user_code(tmp_path, FUNCTIONS)
+    options = multi_turn(function_tool_path=path, max_parallel_calls=2)
     double, half = tool_schemas(options)
     assert (double["function"]["name"], half["function"]["name"]) == ("double", "half")
     assert half["function"]["parameters"]["required"] == ["number"]
-    calls = [Call("double", {"number": 4}), Call("half", {"number": 4})]
-    record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [], False)
-    answer = asyncio.run(take_step(load_environment(options), EnvironmentStep(record, "", Turn("", [1], calls, False))))
-    assert [message["content"] for message in answer.messages] == ["8", '{"half": 2.0}']
-    (tmp_path / "functions.py").write_text("def helper(): ...")
+    calls = [("double", {"number": 4}), ("half", {"number": 4})]
+    assert contents(take(load_environment(options), *calls)) == ["8", '{"half": 2.0}']
+    user_code(tmp_path, "def helper(): ...")
     with pytest.raises(ConfigError, match="function_tool_path='.*': no function is decorated with @function_tool"):
         load_environment(options)
 
 
 def test_a_class_that_is_missing_is_named(tmp_path: Path):
     (tmp_path / "tools.yaml").write_text(FILE)
-    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
     with pytest.raises(ConfigError, match="rollout.multi_turn.tool_config_path='verl.tools.grader:Grader': importing"):
-        load_environment(options)
+        load_environment(multi_turn(tool_config_path=str(tmp_path / "tools.yaml")))
 
 
 SANDBOX = """
@@ -232,13 +219,10 @@ def test_tool_with_a_schema_of_a_function_and_modules_of_verl(tmp_path: Path, mo
     (score / "grading.py").write_text("def grade(code):\n    return len(code)\n")
     (tmp_path / "sandbox.py").write_text(SANDBOX)
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: sandbox.Sandbox, config: {type: native}}]")
-    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
+    options = multi_turn(tool_config_path=str(tmp_path / "tools.yaml"))
     (schema,) = tool_schemas(options)
     assert schema["function"]["parameters"]["required"] == ["code"]
-    calls = [Call("code_interpreter", {"code": "1 + 1"})]
-    record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [], False)
-    answer = asyncio.run(take_step(load_environment(options), EnvironmentStep(record, "", Turn("", [1], calls, False))))
-    assert answer.messages[0]["content"] == "code_interpreter: 5"
+    assert contents(take(load_environment(options), ("code_interpreter", {"code": "1 + 1"}))) == ["code_interpreter: 5"]
     # As veRL's search and sandbox-fusion tools, whose actors would start a Ray of their own.
     (tmp_path / "sandbox.py").write_text(f"import ray\n{SANDBOX}")
     with pytest.raises(

@@ -199,7 +199,7 @@ def _play_share(share: Share) -> None:
         new = drain(reports, EXCHANGE_S)
         closed = _report(share.control_url, new)
         closed = left if closed is None else closed & left
-        for number in closed:
+        for number in sorted(closed, reverse=True):  # sessions that still wait first: a freed slot must start none
             tasks[number].cancel()
             deadlines[number] = time.monotonic() + STOP_S
         left = left - closed - {number for number, reward, _ in new if reward is not None}
