@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -81,6 +82,19 @@ def train(config: ModelConfig, values: bool = False, steps: int = 2, **options: 
     with trainee.parameters.loaded():
         outcome.weights = {name: value.clone() for name, value in full_parameters(trainee.model)}
     return outcome if dist.get_rank() == 0 else None
+
+
+def computed_in(config: ModelConfig, parts: Sequence[str]) -> list[torch.dtype]:
+    """Types in which parts of a trainable model compute."""
+    trainee, found = Trainee(config), list[torch.dtype]()
+
+    def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        found.append(output.dtype)
+
+    for part in parts:
+        trainee.model.get_submodule(part).register_forward_hook(note)
+    trainee.step()
+    return found
 
 
 class Trainee:

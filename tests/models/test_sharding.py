@@ -143,6 +143,10 @@ def test_bfloat16_products_with_float32_weights_and_sums(two, model_config, plai
     assert {g.dtype for g in outcome.gradients[0].values()} == {torch.float32}
     assert {w.dtype for w in outcome.weights.values()} == {torch.float32}
     assert outcome.losses[-1] < outcome.losses[0] - 0.1
+    # So do the parts outside the layers, in each micro-batch.
+    parts = ["model.embed_tokens", "model.norm", "lm_head"]
+    computed = two.run(cases.computed_in, replace(model_config, param_dtype="bfloat16"), parts)[0]
+    assert computed == [torch.bfloat16] * 6
     # A sum over ranks in bfloat16 could not have more digits than bfloat16.
     once = two.run(cases.train, replace(model_config, param_dtype="bfloat16"), steps=1, num_micro=1, clip=1e9)[0]
     gradient = torch.cat([g.flatten() for g in once.gradients[0].values()])
