@@ -3,6 +3,7 @@
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.kit import changed, refused, user_code
 from verl.config import PPOConfig
 from verl.data.prompt_record import PromptRecord
 from verl.rollout.agents.endpoint import Asked, Ended
-from verl.rollout.agents.pool import MAX_ERROR_BYTES, STOP_S, AgentPool, load_agent, read_reward
+from verl.rollout.agents.pool import EXCHANGE_S, MAX_ERROR_BYTES, STOP_S, AgentPool, load_agent, read_reward
 from verl.rollout.agents.protocol import completion
 from verl.rollout.agents.sandboxed import prepare_sandboxed
 from verl.rollout.environments.conversations import check_conversations
@@ -76,6 +77,15 @@ def play(pool: AgentPool, num: int, num_closed: int = 0) -> dict[int, Ended]:
     return ended
 
 
+class Slowly(list[int]):
+    """Numbers during whose reading a process reports several times."""
+
+    def __iter__(self) -> Iterator[int]:
+        for each in range(len(self)):
+            yield self[each]
+            time.sleep(2 * EXCHANGE_S)
+
+
 def rewards(ended: dict[int, Ended]) -> list[float]:
     return [ended[number].reward for number in range(len(ended))]
 
@@ -90,7 +100,9 @@ def test_stopped_agents_log_no_error_and_run_again(small_config, tmp_path, name)
         while len(asked) < 4:
             event = pool.endpoint.events.get(timeout=60)
             asked += [event] if isinstance(event, Asked) else []
-        pool.endpoint.stop(range(6), [event.reply for event in asked])
+        # All stop at once, or those that wait would start; and the last request is one that nobody has read.
+        pool.endpoint.events.put(asked.pop())
+        pool.endpoint.stop(Slowly(range(6)), [event.reply for event in asked])
         started = time.monotonic()
         pool.submit(bool).result()  # after the sessions
         assert time.monotonic() - started < STOP_S

@@ -25,6 +25,7 @@ from verl.config.errors import ConfigError
 from verl.rollout.agents.completions import CompletionRequest, read_completion_request
 from verl.rollout.agents.protocol import MODEL, ChatRequest, ProtocolError, read_request, stream_events
 from verl.rollout.agents.responses import chat_body, response_body
+from verl.utils.background import drain
 
 MAX_BODY_BYTES = 8 << 20
 """Maximum size of a request's body in bytes."""
@@ -126,12 +127,13 @@ class Endpoint:
         self._sessions.pop(self._keys[number], None)
 
     def stop(self, numbers: Sequence[int], replies: Sequence[Future[dict[str, Any]]]) -> None:
-        """Close sessions that wait for ``replies``, which become errors after processes have stopped the agents."""
-        for number in numbers:
-            self.close_session(number)
+        """Close sessions. ``replies`` and unread requests become errors after processes have stopped the agents."""
+        self._over |= set(numbers)  # at once, or a process would stop some of them and start others in their place
+        self._sessions = {key: number for key, number in self._sessions.items() if number not in self._over}
+        events = self.events
 
         def fail() -> None:
-            for reply in replies:
+            for reply in [*replies, *(event.reply for event in drain(events) if isinstance(event, Asked))]:
                 reply.set_exception(ProtocolError(404, "no_session", "the session has ended"))
 
         self._loop.call_soon_threadsafe(self._loop.call_later, STOPPED_S, fail)

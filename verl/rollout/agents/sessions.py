@@ -121,9 +121,7 @@ class Sessions:
 
     def rows(self, numbers: Sequence[int]) -> Batch:
         """Stop the agents of unfinished sessions, and return a batch with which a later call can continue these."""
-        replies = [row.asked.reply for row in self._rows.values() if row.asked is not None]
-        replies += [event.reply for event in drain(self._events) if isinstance(event, Asked)]
-        self.setup.pool.endpoint.stop(numbers, replies)
+        self.setup.pool.endpoint.stop(numbers, [row.asked.reply for row in self._rows.values() if row.asked])
         sessions = [self._sessions[number] for number in numbers]
         whole = [session.carried_over(self._histories(session).values()) for session in sessions]
         return to_rows(whole).fill(request=torch.tensor(numbers))
