@@ -1,5 +1,6 @@
 """Cases of parametrised tests in text files: one on each line, its cells separated by ``->``, with ``#`` comments."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ def cases(file: str, section: str = "") -> list[tuple[str, ...]]:
     rows: dict[str, list[tuple[str, ...]]] = {}
     current = rows.setdefault("", [])
     for line in (TESTS / file).read_text().splitlines():
-        if line.startswith("[") and line.endswith("]"):
-            current = rows.setdefault(line[1:-1], [])
+        if section_name := re.fullmatch(r"\[([a-z_ ]+)\]", line):  # unlike a case such as [1]
+            current = rows.setdefault(section_name[1], [])
         elif line and not line.startswith("#"):
             current.append(tuple(cell.strip() for cell in line.split(" ->")))
     return rows[section]
