@@ -121,6 +121,14 @@ def test_fine_tuning_of_a_pretrained_model_has_its_learning_rate(override: str, 
     assert load_config(SFTConfig, "sft", [override]).optim.lr == rate
 
 
+def test_a_pretrained_models_settings():
+    foreign, small = load("preset=foreign"), load("preset=small")
+    assert foreign.model.gradient_checkpointing and foreign.actor.use_dynamic_bsz and foreign.uses_reference
+    assert small.model.shares_prompts and small.actor.use_dynamic_bsz and not small.uses_reference
+    assert small.data.train_batch_size == small.actor.ppo_mini_batch_size == 8
+    assert (small.rollout.dtype, small.rollout.temperature) == (small.model.param_dtype, 0.6)
+
+
 def test_the_papers_settings():
     config = load("preset=paper")
     actor, signal, trainer = config.actor, config.reward_manager, config.trainer
