@@ -138,7 +138,7 @@ class RewardScoreConfig(Group):
             source, path = split_source(entry)
             well_formed = bool(source.strip()) and all(_is_function(part) for _, part in summands(path))
             require(well_formed, field, entry, "must have the form data_source=module:function, or file.py:function")
-            fix = f"{source} already has {paths.get(source)}; add them in one entry, {source}=FUNCTION+0.5*FUNCTION"
+            fix = f"{source} already has {paths.get(source)}; add them in one entry, as FUNCTION+0.5*FUNCTION"
             require(source not in paths, field, entry, fix)
             paths[source] = path
         return paths

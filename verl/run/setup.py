@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
 from verl.cluster.start import resolve_device
-from verl.config.checks import require
+from verl.config.checks import join_source, require
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.judge import JUDGE
@@ -254,7 +254,7 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
     for record in records:
         firsts.setdefault(record.data_source, record)
     if unused := sorted(custom.keys() - firsts.keys() - {"*"}):
-        field, entry = "custom_functions", f"{unused[0]}={custom[unused[0]]}"
+        field, entry = "custom_functions", join_source(unused[0], custom[unused[0]])
         if unused[0] in config.judge.data_sources:
             field, entry = "judge.data_sources", unused[0]
         raise ConfigError(

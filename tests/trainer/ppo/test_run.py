@@ -85,6 +85,7 @@ WRONG = "returned a dict of ['acc']; ... (TMP/mine.py, line 2)"
     [
         pytest.param("*", f"...TMP/mine.py:wrong on data_source='arithmetic' {WRONG}", marks=pytest.mark.slow),
         ("gsm8k", "...no prompt has the data_source 'gsm8k'; the data have arithmetic"),
+        ("a==b", "...custom_functions='a==b=TMP/mine.py:wrong': no prompt has the data_source 'a=b'; the data have..."),
     ],
 )
 def test_reward_function_is_tried_on_a_record(start, refused, tmp_path: Path, source: str, line: str):
