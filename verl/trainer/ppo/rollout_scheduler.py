@@ -61,9 +61,9 @@ class SampledStep(NamedTuple):
     """Verifications that may still be running."""
 
     def collect_verdicts(self, timer: PhaseTimer) -> Self:
-        """Wait for the verifiers in the phase ``reward``, and fill their columns in ``batch`` and ``greedy``.
+        """Wait for the verifiers in the phase ``reward``, and fill their columns in ``batch`` and ``greedy`` in place.
 
-        Returns this step without pending verifications.
+        Returns this step without its verifications, to free what they hold.
         """
         finish(self.verifications, timer)
         return self._replace(verifications=())
