@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vllm_patches.buffer import RowBuffer
-from vllm_patches.capture import PROMPT, STATES, HiddenStateCapture, Step
+from vllm_patches.capture import PROMPT, STATES, ForwardStep, HiddenStateCapture
 from vllm_patches.options import CaptureOptions
 
 SELF = __name__
@@ -26,10 +26,10 @@ def state_of(request: int, position: int, attempt: int = 0) -> list[float]:
     return [1000.0 * request + position, float(attempt)]
 
 
-def make_step(work: list[tuple[str, int, int, bool, list[list[float]]]]) -> Step:
+def make_step(work: list[tuple[str, int, int, bool, list[list[float]]]]) -> ForwardStep:
     """``work``: request id, tokens computed before, tokens in this step, whether its token is kept, their states."""
     scheduled = np.array([count for _, _, count, _, _ in work])
-    return Step(
+    return ForwardStep(
         request_ids=[request_id for request_id, *_ in work],
         computed=np.array([computed for _, computed, *_ in work], dtype=np.int32),
         scheduled=scheduled,
