@@ -114,7 +114,7 @@ BUDGETS = {
     "run": 2625,
     "single_controller": 1642,
     "spectral": 1650,
-    "trainer": 4066,
+    "trainer": 4067,
     "utils": 1725,
     "verifiers": 3142,
     "verl": 57,

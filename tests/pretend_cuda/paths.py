@@ -1,17 +1,10 @@
-"""What runs on a GPU in a training step, on the pretended one: its numbers against the CPU's, and its waits counted.
-
-python -m tests.pretend_cuda.paths FOLDER RESULT.json
+"""Parts of a training step on the pretended GPU, whose numbers are compared with the CPU's; ``runs.py`` runs them.
 
 Each path is a function of the device. It makes what it needs, lets ``gpu.waits`` begin, and runs one unit: two
 micro-batches, one batch of responses, one token of decoding.
 """
 
 import inspect
-import json
-import sys
-import time
-import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -24,11 +17,10 @@ from tests.pretend_cuda import stub  # isort: skip  # before torch
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 
-from tests.pretend_cuda.pretend import GPU, Pretend, on_host, pretend_cuda
+from tests.pretend_cuda.pretend import GPU, Pretend, on_host
 from verl.algorithms.losses import POLICY_LOSSES
 from verl.batch import Batch
 from verl.config import PPOConfig, load_config
@@ -407,86 +399,3 @@ PATHS: dict[str, DevicePath] = {
     "decode, greedy": given(decoding, temperature=0.0),
 }
 """Name -> what runs."""
-
-
-# --- Deliberate mistakes: each must be seen ---
-
-
-def offsets_of_64_bits(gpu: GPU) -> None:
-    """Offsets of rows that the kernel cannot read."""
-    bounds = lambda lengths: torch.cat([lengths.new_zeros(1), lengths.cumsum(dim=0)])  # noqa: E731
-    with mock.patch("verl.models.packing._bounds", bounds):
-        scoring(gpu, *LAYOUTS["packed"])
-
-
-def positions_on_the_host(gpu: GPU) -> None:
-    """Positions of tokens that stay on the CPU."""
-    with mock.patch("verl.models.packing.to_device", lambda values, _: values):
-        scoring(gpu, *LAYOUTS["padded"])
-
-
-def a_number_looked_at(gpu: GPU) -> None:
-    """A loss that looks at a number."""
-    original = POLICY_LOSSES["ppo_clip"]
-
-    def looking(logprobs: Tensor, *args: Any, **kwargs: Any) -> Any:
-        assert logprobs.mean().item() < 0
-        return original(logprobs, *args, **kwargs)
-
-    with mock.patch.dict(POLICY_LOSSES, ppo_clip=looking):
-        update(gpu, *LAYOUTS["packed"])
-
-
-def results_read_too_early(gpu: GPU) -> None:
-    """A copy that nobody waited for."""
-    with mock.patch("tests.pretend_cuda.pretend.Event.query", lambda _: True):
-        taking(gpu)
-
-
-def memory_freed_too_early(gpu: GPU) -> None:
-    """Parameters that leave the device while it may still be reading them."""
-    with mock.patch.object(torch.cuda, "synchronize"):
-        update(gpu, *LAYOUTS["packed"], *OFFLOADED)
-
-
-def draws_by_the_host(_: GPU) -> None:
-    """A generator of the CPU."""
-    torch.rand(3, device="cuda", generator=torch.Generator())
-
-
-SEEDED: tuple[Any, ...] = (offsets_of_64_bits, positions_on_the_host, a_number_looked_at, results_read_too_early)
-SEEDED += (memory_freed_too_early, draws_by_the_host)
-MISTAKES: dict[str, DevicePath] = {f"mistake: {function.__name__.replace('_', ' ')}": function for function in SEEDED}
-
-
-def run(path: DevicePath) -> dict[str, Any]:
-    """What happened: error, seconds, operations of the device, waits as [file, function, kind, count], and by line."""
-    began, error = time.perf_counter(), ""
-    with pretend_cuda() as gpu:
-        try:
-            path(gpu)
-        except Exception as raised:  # whatever it is, it is the result
-            error = f"{type(raised).__name__}: {raised}"
-            traceback.print_exc()
-    counts: Counter[tuple[str, str, str]] = Counter()
-    lines: dict[str, int] = {}
-    for (kind, place), count in gpu.waits.items():
-        counts[place.file, place.function, kind] += count
-        lines[f"{place.file}:{place.line} {kind}"] = count
-    waits = [[*key, count] for key, count in sorted(counts.items())]
-    seconds = round(time.perf_counter() - began, 2)
-    return {"error": error, "seconds": seconds, "operations": gpu.operations, "waits": waits, "lines": lines}
-
-
-def main(place: str, result: str, *names: str) -> None:
-    """Run the paths named, or all of them and the mistakes."""
-    global folder
-    folder = Path(place)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    every = PATHS | MISTAKES
-    Path(result).write_text(json.dumps({name: run(every[name]) for name in names or every}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

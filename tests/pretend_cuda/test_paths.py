@@ -31,7 +31,7 @@ Results = dict[str, dict[str, Any]]
 def results(compiled: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What happened on each path, all of them in one process."""
     folder = tmp_path_factory.mktemp("paths")
-    command = [sys.executable, "-m", "tests.pretend_cuda.paths", str(folder), str(folder / "results.json")]
+    command = [sys.executable, "-m", "tests.pretend_cuda.runs", str(folder), str(folder / "results.json")]
     done = subprocess.run(command, cwd=ROOT, env=compiled, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     found: Results = json.loads((folder / "results.json").read_text())

@@ -1,4 +1,4 @@
-"""What tests of conversations share: options, records and single steps of an environment, and the pages' examples."""
+"""Options, records, single steps of an environment, and the pages' examples, for tests of conversations."""
 
 import asyncio
 from dataclasses import replace

@@ -51,7 +51,7 @@ def test_teachers_prompts_reach_the_update(reads_verdicts: bool):
         order.append(mini.teacher_prompts) or update(name, mini, *sizes)
     )
     trainer._update_actor(batch.fill(learn_mask=torch.ones(6, dtype=torch.bool)), None)
-    # Without a prompt of its own the policy's is read, for nothing.
+    # A response without a teacher's prompt keeps the policy's, and learns nothing from it.
     assert order.pop() == [[5, 6], [7], [4]]
     assert not reads_verdicts or batch.taught.tolist() == [True, True, False]
     sampled = SimpleNamespace(collect_verdicts=lambda timer: order.append("verdicts"))

@@ -44,6 +44,7 @@ ROUND_STEP = 1 << 29
 
 REPEATED = 1 << 40
 """Offset added to a group's id for each earlier occurrence of its prompt in the batch."""
+
 REFILL_STEP = 1 << 21
 """Offset added to the step in the seed for each additional batch, so that repeated prompts yield new responses."""
 
